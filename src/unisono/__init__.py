@@ -1,0 +1,36 @@
+"""unisono: collectives in PyTorch's words or MindSpore's, on the same engines."""
+
+from importlib.metadata import version as _version
+
+from unisono.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CommTimeout,
+    LaunchError,
+    MismatchError,
+    NotReady,
+    OutOfSharedMemory,
+    PeerLost,
+    RankFailed,
+    UnisonoError,
+    Unsupported,
+)
+from unisono.launch import spawn
+
+__all__ = [
+    "ArgumentError",
+    "ArgumentTypeError",
+    "CommTimeout",
+    "LaunchError",
+    "MismatchError",
+    "NotReady",
+    "OutOfSharedMemory",
+    "PeerLost",
+    "RankFailed",
+    "UnisonoError",
+    "Unsupported",
+    "__version__",
+    "spawn",
+]
+
+__version__ = _version("unisono")

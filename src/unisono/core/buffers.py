@@ -1,0 +1,273 @@
+"""Any tensor as flat memory: NumPy, torch, MindSpore, JAX, DLPack, the buffer protocol.
+
+`view(tensor)` gives a `Buffer`: an address, a count and a dtype. Memory that is not contiguous
+is packed first, and unpacked again by `Buffer.copy_back` when the call has ended. This module alone
+knows tensor kinds, and looks only at frameworks that the user has already imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from unisono.core import dtypes
+from unisono.core.dtypes import DType
+from unisono.errors import ArgumentError, ArgumentTypeError, Unsupported
+
+__all__ = ["Buffer", "check_writable", "empty_like", "overlap", "view"]
+
+_address_of = ctypes.addressof
+_first_byte = ctypes.c_char.from_buffer
+
+
+class Buffer:
+    """Flat memory of one dtype that `owner` keeps alive."""
+
+    __slots__ = ("address", "copy_back", "count", "dtype", "nbytes", "owner", "writable")
+
+    def __init__(
+        self,
+        address: int,
+        count: int,
+        dtype: DType,
+        owner: object,
+        writable: bool = True,
+        copy_back: Callable[[], None] | None = None,
+    ) -> None:
+        self.address = address
+        self.count = count
+        self.dtype = dtype
+        self.nbytes = count * dtype.itemsize
+        self.owner = owner
+        self.writable = writable
+        self.copy_back = copy_back
+
+    @property
+    def array(self) -> np.ndarray[Any, Any]:
+        """The same memory as a one-dimensional NumPy array."""
+        if self.count == 0:
+            return np.empty(0, self.dtype.numpy)
+        memory = (ctypes.c_char * self.nbytes).from_address(self.address)
+        return np.frombuffer(memory, np.uint8).view(self.dtype.numpy)
+
+    def part(self, start: int, count: int) -> Buffer:
+        """A stretch of this buffer, in elements."""
+        address = self.address + start * self.dtype.itemsize
+        return Buffer(address, count, self.dtype, self.owner, self.writable)
+
+    def __repr__(self) -> str:
+        return f"Buffer({self.dtype.name} x {self.count})"
+
+
+def view(tensor: Any) -> Buffer:
+    """Show `tensor` as flat memory, without a copy where it is contiguous.
+
+    >>> view(np.arange(6.0).reshape(2, 3))
+    Buffer(float64 x 6)
+    """
+    viewer = _VIEWERS.get(type(tensor))
+    if viewer is None:
+        viewer = _find_viewer(tensor)
+        _VIEWERS[type(tensor)] = viewer
+    return viewer(tensor)
+
+
+def empty_like(tensor: Any, shape: Sequence[int] | None = None) -> Any:
+    """Make a new tensor of the same kind and dtype, with `shape` if it is given."""
+    kind = _kind(tensor)
+    size = tuple(tensor.shape) if shape is None else tuple(shape)
+    if kind == "torch":
+        return sys.modules["torch"].empty(size, dtype=tensor.dtype, device=tensor.device)
+    if kind == "mindspore":
+        return sys.modules["mindspore"].mint.empty(size, dtype=tensor.dtype)
+    if kind == "numpy":
+        return np.empty(size, tensor.dtype)
+    raise Unsupported(f"cannot make a writable tensor like {_describe(tensor)}; pass a NumPy array")
+
+
+# ---- one viewer for each kind of tensor -----------------------------------------------------
+
+
+def _view_numpy(array: np.ndarray[Any, Any]) -> Buffer:
+    dtype = dtypes.of(array.dtype)
+    if dtype is None:
+        raise ArgumentTypeError(
+            f"dtype {array.dtype} cannot be moved; use one of {', '.join(_names())}"
+        )
+    flags = array.flags
+    writable = flags.writeable
+    if not (flags.c_contiguous and flags.aligned):
+        if writable and _overlaps_itself(array.shape, array.strides, array.itemsize):
+            writable = False
+        packed = array.copy(order="C")
+        return Buffer(
+            packed.ctypes.data,
+            packed.size,
+            dtype,
+            packed,
+            writable,
+            lambda: np.copyto(array, packed),
+        )
+    if writable and array.size and dtype.storage is dtype.numpy:
+        address = _address_of(_first_byte(array))  # a third of the cost of array.ctypes.data
+    else:
+        address = array.ctypes.data
+    return Buffer(address, array.size, dtype, array, writable)
+
+
+def _view_torch(tensor: Any) -> Buffer:
+    dtype = _torch_dtypes().get(tensor.dtype)
+    if dtype is None:
+        raise ArgumentTypeError(
+            f"dtype {tensor.dtype} cannot be moved; use one of {', '.join(_names())}"
+        )
+    if not tensor.is_cpu:
+        raise Unsupported(
+            f"a torch tensor on {tensor.device} cannot be viewed by this engine; "
+            "move it to the CPU, or use engine 'torch:nccl'"
+        )
+    torch = sys.modules["torch"]
+    if tensor.layout is not torch.strided:
+        raise ArgumentTypeError(f"a {tensor.layout} tensor has no flat memory; use to_dense()")
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return Buffer(tensor.data_ptr(), tensor.numel(), dtype, tensor)
+    plain = tensor.detach()
+    packed = plain.clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
+    overlapping = _overlaps_itself(tensor.shape, tensor.stride(), 1)
+    return Buffer(
+        packed.data_ptr(),
+        packed.numel(),
+        dtype,
+        packed,
+        not overlapping,
+        lambda: plain.copy_(packed),
+    )
+
+
+def _view_mindspore(tensor: Any) -> Buffer:
+    dtype = dtypes.by_name(str(tensor.dtype).lower())
+    if dtype is None:
+        raise ArgumentTypeError(
+            f"dtype {tensor.dtype} cannot be moved; use one of {', '.join(_names())}"
+        )
+    count = int(np.prod(tensor.shape, dtype=np.int64))
+    if count == 0:
+        return Buffer(0, 0, dtype, tensor)
+    sys.modules["mindspore"].runtime.synchronize()  # operators before us may still be writing
+    if tensor.is_contiguous():
+        return Buffer(tensor.data_ptr(), count, dtype, tensor)
+    # Its own copy_ does not write strided CPU memory, so NumPy looks at the same strides.
+    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))
+    memory = (ctypes.c_char * (reach + dtype.itemsize)).from_address(tensor.data_ptr())
+    array = np.ndarray(tensor.shape, dtype.storage, memory, strides=tensor.strides)
+    buffer = _view_numpy(array)
+    buffer.dtype = dtype
+    buffer.owner = (tensor, buffer.owner)
+    return buffer
+
+
+def _view_by_array(tensor: Any) -> Buffer:
+    return _view_numpy(np.asarray(tensor))  # JAX on the CPU: the same memory, read-only
+
+
+def _view_dlpack(tensor: Any) -> Buffer:
+    try:
+        return _view_numpy(np.from_dlpack(tensor))
+    except (BufferError, RuntimeError) as error:
+        raise Unsupported(
+            f"cannot view {_describe(tensor)}: {error}; move it to the CPU first"
+        ) from error
+
+
+def _view_memory(tensor: Any) -> Buffer:
+    return _view_numpy(np.asarray(memoryview(tensor)))
+
+
+_VIEWERS: dict[type, Callable[[Any], Buffer]] = {np.ndarray: _view_numpy}
+_BY_KIND: dict[str, Callable[[Any], Buffer]] = {
+    "numpy": _view_numpy,
+    "torch": _view_torch,
+    "mindspore": _view_mindspore,
+    "jax": _view_by_array,
+    "dlpack": _view_dlpack,
+    "memory": _view_memory,
+}
+
+
+def _kind(tensor: Any) -> str:
+    """Which framework made this tensor; only those already imported are asked."""
+    if isinstance(tensor, np.ndarray):
+        return "numpy"
+    for name in ("torch", "mindspore"):
+        framework = sys.modules.get(name)
+        if framework is not None and isinstance(tensor, getattr(framework, "Tensor", ())):
+            return name
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(tensor, jax.Array):
+        return "jax"
+    if hasattr(tensor, "__dlpack__"):
+        return "dlpack"
+    try:
+        memoryview(tensor)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"expected a tensor (NumPy, torch, MindSpore, JAX, DLPack or a buffer), "
+            f"got {_describe(tensor)}"
+        ) from None
+    return "memory"
+
+
+def _find_viewer(tensor: Any) -> Callable[[Any], Buffer]:
+    return _BY_KIND[_kind(tensor)]
+
+
+_TORCH_DTYPES: dict[Any, DType] = {}
+
+
+def _torch_dtypes() -> dict[Any, DType]:
+    """torch's dtype objects to ours, filled at first use because torch comes late or never."""
+    if not _TORCH_DTYPES:
+        torch = sys.modules["torch"]
+        for dtype in dtypes.DTYPES:
+            if hasattr(torch, dtype.name):
+                _TORCH_DTYPES[getattr(torch, dtype.name)] = dtype
+    return _TORCH_DTYPES
+
+
+def _overlaps_itself(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
+    """Tell whether two indexes may share memory, as in an expanded tensor."""
+    reach = item
+    for stride, length in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if stride < reach:
+            return True
+        reach = stride * (length - 1) + reach
+    return False
+
+
+def _names() -> list[str]:
+    return [dtype.name for dtype in dtypes.DTYPES]
+
+
+def _describe(tensor: Any) -> str:
+    return f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+
+
+def overlap(first: Buffer, second: Buffer) -> bool:
+    """Tell whether two buffers share memory."""
+    return (
+        first.address < second.address + second.nbytes
+        and second.address < first.address + first.nbytes
+    )
+
+
+def check_writable(buffer: Buffer) -> None:
+    """Refuse a destination that cannot be written, before anything moves."""
+    if not buffer.writable:
+        raise ArgumentError(
+            "the destination cannot be written: it is read-only (a JAX array, a broadcast view), "
+            "or several of its elements share memory; pass a writable copy"
+        )

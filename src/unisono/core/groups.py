@@ -1,0 +1,214 @@
+"""The world and its groups: ordered world ranks with a name and an engine.
+
+A process has one world; where ranks are threads, each thread has its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from unisono.core import registry, rendezvous
+from unisono.core.engine import Engine
+from unisono.errors import ArgumentError, NotReady
+
+__all__ = ["Group", "close", "find", "init", "install", "is_initialized", "resolve", "world"]
+
+#: What MindSpore calls the world, by device; all of them mean the same group here.
+WORLD_NAMES = ("world", "hccl_world_group", "nccl_world_group", "mccl_world_group")
+
+
+class Group:
+    """Some ranks of the world, in order. `rank` is -1 on a rank that is not a member.
+
+    >>> group = Group("world", (0, 1, 2), None, -1)
+    >>> group.size, group.rank
+    (3, -1)
+    """
+
+    __slots__ = ("_state", "calls", "engine", "name", "rank", "ranks", "size")
+
+    def __init__(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        engine: Engine | None,
+        rank: int,
+        state: _State | None = None,
+    ) -> None:
+        self.name = name
+        self.ranks = tuple(ranks)
+        self.size = len(self.ranks)
+        self.engine = engine
+        self.rank = rank
+        self.calls = 0
+        self._state = state or _State()
+
+    def split(self, ranks: Sequence[int], name: str | None = None) -> Group:
+        """Make a group of these ranks of this group, in the given order.
+
+        Members must all call it; for others it makes a group they are not in. Nobody waits for
+        ranks outside the new group.
+        """
+        chosen = tuple(ranks)
+        if not chosen:
+            raise ArgumentError("a group needs at least one rank")
+        if len(set(chosen)) != len(chosen):
+            raise ArgumentError(f"the ranks {list(chosen)} name a rank twice")
+        for rank in chosen:
+            if not 0 <= rank < self.size:
+                raise ArgumentError(f"rank {rank} is not in group {self.name!r} of {self.size}")
+        if name is not None and name in self._state.named:
+            raise ArgumentError(f"there is a group {name!r} already; destroy it first")
+        engine = self.engine
+        if engine is None:
+            raise NotReady(f"this rank is not in group {self.name!r}, so it cannot split it")
+        world_ranks = tuple(self.ranks[rank] for rank in chosen)
+        # The same ranks may be asked for again: members count alike, so the key agrees among them.
+        times = self._state.splits.get(world_ranks, 0)
+        self._state.splits[world_ranks] = times + 1
+        key = f"{self.name}/{','.join(map(str, world_ranks))}#{times}"
+        if self.rank in chosen:
+            child = Group(
+                name or key, world_ranks, engine.split(chosen, key), chosen.index(self.rank), self._state
+            )
+        else:
+            child = Group(name or key, world_ranks, None, -1, self._state)
+        self._state.named[child.name] = child
+        return child
+
+    def close(self) -> None:
+        """Leave this group; closing twice is allowed. Closing the world closes every group."""
+        if self._state.world is self:
+            for group in list(self._state.named.values()):
+                if group is not self:
+                    group.close()
+        self._state.named.pop(self.name, None)
+        engine, self.engine = self.engine, None
+        if engine is not None:
+            engine.close()
+
+    def __repr__(self) -> str:
+        return f"Group({self.name!r}, ranks={list(self.ranks)}, rank={self.rank})"
+
+
+@dataclass
+class _State:
+    """One world: its groups by name, and how often each set of ranks was asked for."""
+
+    world: Group | None = None
+    named: dict[str, Group] = field(default_factory=dict)
+    splits: dict[tuple[int, ...], int] = field(default_factory=dict)
+    claimed: bool = True
+
+
+_process: _State | None = None
+_thread = threading.local()
+_forked = False
+
+
+def init(engine: str | None = None, timeout: float | None = None) -> Group:
+    """Join the world that the launcher described, and return it.
+
+    In a rank that `unisono.spawn` or a test started the world is there already: the first call
+    returns it.
+    """
+    state = _state()
+    if state is not None and state.world is not None:
+        if state.claimed:
+            raise NotReady("the world is initialised already; close it first")
+        state.claimed = True
+        return state.world
+    launch = rendezvous.find()
+    chosen = registry.choose(engine, launch)
+    return install(chosen.open(launch, rendezvous.timeout(timeout)))
+
+
+def install(engine: Engine, *, in_thread: bool = False, claimed: bool = True) -> Group:
+    """Make the world of this process, or of this thread, out of an engine."""
+    global _process, _forked
+    state = _State(claimed=claimed)
+    world = Group(WORLD_NAMES[0], range(engine.size), engine, engine.rank, state)
+    state.world = world
+    state.named[world.name] = world
+    if in_thread:
+        _thread.state = state
+    else:
+        _process = state
+        _forked = False
+    return world
+
+
+def is_initialized() -> bool:
+    """Tell whether this rank has a world."""
+    state = _state()
+    return state is not None and state.world is not None
+
+
+def world() -> Group:
+    """The group of all ranks."""
+    state = _state()
+    if state is None or state.world is None:
+        if _forked:
+            raise NotReady(
+                "this process was forked after init and has no world; start ranks with "
+                "`unisono run` or unisono.spawn instead"
+            )
+        raise NotReady(
+            "there is no world yet; call init first (init_process_group, or "
+            "mindspore.communication.init), and start ranks with `unisono run -n N script.py`"
+        )
+    return state.world
+
+
+def find(name: str) -> Group:
+    """The group called `name`; every world name of MindSpore means the world."""
+    if name in WORLD_NAMES:
+        return world()
+    named = world()._state.named
+    if name not in named:
+        raise ArgumentError(f"there is no group {name!r}; there are {sorted(named)}")
+    return named[name]
+
+
+def resolve(group: Group | str | None) -> Group:
+    """A group from what callers pass: an object, a name, or None for the world."""
+    if group is None:
+        return world()
+    if isinstance(group, str):
+        return find(group)
+    return group
+
+
+def close() -> None:
+    """Leave the world and all its groups; closing twice is allowed."""
+    global _process
+    state = _state()
+    if state is None or state.world is None:
+        return
+    whole = state.world
+    if getattr(_thread, "state", None) is state:
+        _thread.state = None
+    else:
+        _process = None
+    whole.close()
+
+
+def _state() -> _State | None:
+    state: _State | None = getattr(_thread, "state", None)
+    return state if state is not None else _process
+
+
+def _forget_in_child() -> None:
+    """A forked child shares the parent's memory but not its place: it must not speak for it."""
+    global _process, _forked
+    if _process is not None:
+        _process = None
+        _forked = True
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+atexit.register(close)

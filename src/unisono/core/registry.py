@@ -1,0 +1,56 @@
+"""Finds engines by entry point and picks one; the core imports none of them by name."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import EntryPoint, entry_points
+
+from unisono.core.engine import Engine
+from unisono.core.rendezvous import Launch
+from unisono.errors import ArgumentError, LaunchError
+
+__all__ = ["available", "choose", "load", "names"]
+
+
+def names() -> list[str]:
+    """The engines that are installed, whether or not they run here."""
+    return sorted(_points())
+
+
+def load(name: str) -> type[Engine]:
+    """Import the engine called `name`; what follows a colon is its own business.
+
+    >>> load("threads").name
+    'threads'
+    """
+    points = _points()
+    base = name.partition(":")[0]
+    if base not in points:
+        raise ArgumentError(f"no engine {name!r}; installed: {', '.join(sorted(points))}")
+    engine: type[Engine] = points[base].load()
+    return engine
+
+
+def available() -> dict[str, str | None]:
+    """Each installed engine with the reason why it cannot run here, or None."""
+    return {name: load(name).unavailable() for name in names()}
+
+
+def choose(name: str | None, launch: Launch) -> type[Engine]:
+    """Pick the engine: by `name`, by UNISONO_ENGINE, or by where the ranks are."""
+    name = name or os.environ.get("UNISONO_ENGINE") or None
+    picked = name or ("shm" if launch.one_host else "hybrid")
+    if picked.partition(":")[0] not in _points() and name is None:
+        raise LaunchError(
+            f"the {launch.size} ranks are on several hosts and engine {picked!r} is not installed; "
+            "start them on one host, or name an engine with UNISONO_ENGINE"
+        )
+    engine = load(picked)
+    reason = engine.unavailable()
+    if reason is not None:
+        raise LaunchError(f"engine {picked!r} cannot run here: {reason}")
+    return engine
+
+
+def _points() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group="unisono.engines")}

@@ -1,0 +1,515 @@
+"""Ranks are threads of one process: the readable reference, in plain Python and NumPy.
+
+The idea: every call puts a ticket (what this rank calls, and with which memory) on the board of its
+turn. The rank that completes the board does the work for all of them, for it can see everybody's
+memory, and then all tickets are done. So a call never needs a thread of its own, and an
+asynchronous call is one that does not wait for its ticket.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from unisono.core.buffers import Buffer
+from unisono.core.dtypes import DType
+from unisono.core.engine import Counts, Engine, ReduceOp, Work
+from unisono.core.rendezvous import Launch
+from unisono.errors import CommTimeout, LaunchError, MismatchError, NotReady, PeerLost, UnisonoError
+
+__all__ = ["ThreadsEngine", "combine", "threads_world"]
+
+Array = np.ndarray[Any, Any]
+
+
+# ---- the arithmetic: operands in rank order ------------------------------------------------------
+
+
+def combine(op: ReduceOp, operands: Sequence[Array]) -> Array:
+    """Combine flat arrays of one dtype in rank order; 16-bit floats in float32, rounded once."""
+    dtype = operands[0].dtype
+    if dtype == bool:
+        name = {"sum": "bor", "max": "bor", "product": "band", "min": "band"}.get(op.name, op.name)
+    else:
+        name = op.name
+    if name == "avg" and dtype.kind in "iu":
+        return _integer_average(operands)
+    wide = dtype if dtype.isbuiltin == 1 and dtype != np.float16 else np.dtype(np.float32)
+    scale = wide.type(op.factor)
+    with np.errstate(all="ignore"):
+        values = [operand.astype(wide) for operand in operands]
+        if name == "premul_sum":
+            values = [value * scale for value in values]
+        result = values[0]
+        for value in values[1:]:
+            result = _PAIR[name](result, value)
+        if name == "avg":
+            # Parts of a complex number are divided each for itself, as the native kernel does.
+            flat = result.view(result.real.dtype) if wide.kind == "c" else result
+            result = (flat / flat.dtype.type(len(operands))).view(wide)
+        return result.astype(dtype)
+
+
+def _smaller(a: Array, b: Array) -> Array:
+    return np.where(~(b >= a) & (a == a), b, a)  # a NaN is handed on, the first one if several
+
+
+def _larger(a: Array, b: Array) -> Array:
+    return np.where(~(b <= a) & (a == a), b, a)
+
+
+_PAIR: dict[str, Callable[[Array, Array], Array]] = {
+    "sum": np.add,
+    "avg": np.add,
+    "premul_sum": np.add,
+    "product": np.multiply,
+    "min": _smaller,
+    "max": _larger,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+
+
+def _integer_average(operands: Sequence[Array]) -> Array:
+    """Exact mean, rounded toward zero: quotients and remainders are added apart."""
+    count = len(operands)
+    total = sum(operand.astype(object) for operand in operands)
+    quotients = [abs(value) // count * (1 if value >= 0 else -1) for value in np.ravel(total)]
+    return np.array(quotients, dtype=operands[0].dtype)
+
+
+# ---- tickets and boards --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a rank calls. The first five fields must agree; counts must fit each other."""
+
+    verb: str
+    dtype: DType | None = None
+    op: ReduceOp | None = None
+    root: int | None = None
+    count: int | None = None
+    sends: tuple[int, ...] = field(default=(), compare=False)
+    receives: tuple[int, ...] = field(default=(), compare=False)
+
+    def __str__(self) -> str:
+        words = [self.verb]
+        if self.dtype is not None:
+            words.append(self.dtype.name)
+        if self.count is not None:
+            words.append(f"x {self.count}")
+        if self.op is not None:
+            words.append(self.op.name)
+        if self.root is not None:
+            words.append(f"root {self.root}")
+        if self.sends:
+            words.append(f"sending {list(self.sends)}")
+        if self.receives:
+            words.append(f"receiving {list(self.receives)}")
+        return " ".join(words)
+
+
+class Ticket(Work):
+    """One rank's part in a call: its call, its memory, and later the outcome."""
+
+    def __init__(self, hub: Hub, rank: int, turn: int, call: Call, deadline: float) -> None:
+        super().__init__()
+        self.hub, self.rank, self.turn, self.call, self.deadline = hub, rank, turn, call, deadline
+        self.src: Buffer | None = None
+        self.dst: Buffer | None = None
+        self.ended = threading.Event()
+        self.failure: UnisonoError | None = None
+
+    def end(self, failure: UnisonoError | None = None) -> None:
+        """Note the outcome and wake whoever waits."""
+        self.failure = failure
+        self.ended.set()
+
+    def _poll(self) -> bool:
+        return self.ended.is_set()
+
+    def _block(self, timeout: float | None) -> None:
+        left = self.deadline - time.monotonic()
+        if timeout is not None and timeout < left:
+            if not self.ended.wait(max(timeout, 0)):
+                raise CommTimeout(f"{self.call} has not ended after {timeout:g} s")
+        elif not self.ended.wait(max(left, 0)):
+            self.hub.give_up(self)
+        if self.failure is not None:
+            # Each rank and each wait gets an error object of its own to write notes on.
+            raise type(self.failure)(str(self.failure), self.failure.ranks)
+
+
+class Hub:
+    """What the threads of one group share: boards by turn, letters by receiver."""
+
+    def __init__(self, size: int, timeout: float) -> None:
+        self.size = size
+        self.timeout = timeout
+        self.lock = threading.RLock()
+        self.boards: dict[int, dict[int, Ticket]] = {}
+        self.last: dict[int, str] = {}
+        self.gone: dict[int, str] = {}
+        self.letters: list[tuple[int, int, int, Array, DType]] = []
+        self.waiting: list[tuple[Ticket, int | None, int]] = []
+        self.children: dict[str, Hub] = {}
+
+    def post(self, ticket: Ticket) -> Ticket:
+        """Put a ticket on the board of its turn; whoever completes the board does the work."""
+        with self.lock:
+            board = self.boards.setdefault(ticket.turn, {})
+            board[ticket.rank] = ticket
+            self.last[ticket.rank] = f"{ticket.call} (call {ticket.turn})"
+            if len(board) == self.size:
+                del self.boards[ticket.turn]
+                _finish_board([board[rank] for rank in range(self.size)])
+            else:
+                self._fail_lonely()
+        return ticket
+
+    def leave(self, rank: int, reason: str) -> None:
+        """A rank is gone: calls that it has not joined can never end well."""
+        with self.lock:
+            self.gone.setdefault(rank, reason)
+            self._fail_lonely()
+            for child in self.children.values():
+                child.leave_world_rank(rank, reason)
+
+    def leave_world_rank(self, rank: int, reason: str) -> None:
+        """Overridden where the ranks of a group are not those of its parent."""
+        self.leave(rank, reason)
+
+    def _fail_lonely(self) -> None:
+        for board in self.boards.values():
+            lost = [rank for rank in self.gone if rank not in board]
+            if lost:
+                text = "; ".join(f"rank {rank} {self.gone[rank]}" for rank in lost)
+                for ticket in board.values():
+                    ticket.end(PeerLost(f"{text}; {ticket.call} cannot end", lost))
+        for ticket, peer, _ in list(self.waiting):
+            others = [r for r in range(self.size) if r != ticket.rank]
+            if peer in self.gone or (peer is None and others and all(r in self.gone for r in others)):
+                lost = [peer] if peer is not None else others
+                text = "; ".join(f"rank {rank} {self.gone[rank]}" for rank in lost)
+                ticket.end(PeerLost(f"{text}; {ticket.call} cannot end", lost))
+        self.waiting = [entry for entry in self.waiting if not entry[0].ended.is_set()]
+
+    def give_up(self, ticket: Ticket) -> None:
+        """The deadline has passed: say who is missing and what each rank did last."""
+        with self.lock:
+            if ticket.ended.is_set():
+                return
+            if ticket.call.verb == "recv":
+                self.waiting = [entry for entry in self.waiting if entry[0] is not ticket]
+                ticket.end(CommTimeout(f"no message for {ticket.call} after {self.timeout:g} s"))
+                return
+            board = self.boards.get(ticket.turn, {})
+            missing = [rank for rank in range(self.size) if rank not in board]
+            deeds = "; ".join(f"rank {r}: {self.last.get(r, 'no call yet')}" for r in missing)
+            ticket.end(
+                CommTimeout(
+                    f"{ticket.call} waited {self.timeout:g} s for "
+                    f"{', '.join(f'rank {r}' for r in missing)}; last calls: {deeds}",
+                    missing,
+                )
+            )
+            self.leave(ticket.rank, f"gave up {ticket.call} at its deadline")
+
+    def deliver(self, source: int, target: int, tag: int, src: Buffer) -> None:
+        """Give a copy of `src` to the first receive that fits it, or keep it."""
+        with self.lock:
+            for index, (ticket, peer, wanted) in enumerate(self.waiting):
+                if ticket.rank == target and wanted == tag and peer in (None, source):
+                    del self.waiting[index]
+                    _hand_over(ticket, source, src.array, src.dtype)
+                    return
+            self.letters.append((source, target, tag, src.array.copy(), src.dtype))
+
+    def collect(self, ticket: Ticket, peer: int | None, tag: int) -> Ticket:
+        """Take the first letter that fits, or wait for one."""
+        with self.lock:
+            for index, (source, target, sent, array, dtype) in enumerate(self.letters):
+                if target == ticket.rank and sent == tag and peer in (None, source):
+                    del self.letters[index]
+                    _hand_over(ticket, source, array, dtype)
+                    return ticket
+            self.waiting.append((ticket, peer, tag))
+            self._fail_lonely()
+        return ticket
+
+
+class SubHub(Hub):
+    """The hub of a subgroup: knows its ranks by their place in the parent."""
+
+    def __init__(self, ranks: Sequence[int], timeout: float) -> None:
+        super().__init__(len(ranks), timeout)
+        self.ranks = list(ranks)
+
+    def leave_world_rank(self, rank: int, reason: str) -> None:
+        if rank in self.ranks:
+            self.leave(self.ranks.index(rank), reason)
+
+
+def _hand_over(ticket: Ticket, source: int, array: Array, dtype: DType) -> None:
+    dst = ticket.dst
+    assert dst is not None
+    ticket.source = source
+    if dst.dtype is not dtype or dst.count != array.size:
+        ticket.end(
+            MismatchError(
+                f"rank {source} sent {dtype.name} x {array.size}, "
+                f"but rank {ticket.rank} receives {dst.dtype.name} x {dst.count}",
+                [source, ticket.rank],
+            )
+        )
+        return
+    dst.array[:] = array
+    ticket.end()
+
+
+def _finish_board(tickets: list[Ticket]) -> None:
+    """All ranks are here: compare what they call, do it, and end every ticket."""
+    failure: UnisonoError | None = None
+    if disagree([ticket.call for ticket in tickets]):
+        sides: dict[str, list[int]] = {}
+        for ticket in tickets:
+            sides.setdefault(str(ticket.call), []).append(ticket.rank)
+        text = "; ".join(
+            f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}: {call}"
+            for call, ranks in sides.items()
+        )
+        failure = MismatchError(f"ranks disagree in call {tickets[0].turn}: {text}")
+    else:
+        _VERBS[tickets[0].call.verb](tickets)
+    for ticket in tickets:
+        ticket.end(failure)
+
+
+def disagree(calls: Sequence[Call]) -> bool:
+    """Tell whether ranks call different things, or counts that do not fit each other."""
+    if any(call != calls[0] for call in calls):
+        return True
+    return any(
+        sender.sends[j] != receiver.receives[i]
+        for i, sender in enumerate(calls)
+        for j, receiver in enumerate(calls)
+        if sender.sends and receiver.receives
+    )
+
+
+# ---- the verbs, seen from outside: all sources and all destinations are here ---------------------
+
+
+def _source(ticket: Ticket) -> Array:
+    assert ticket.src is not None
+    return ticket.src.array
+
+
+def _parts(array: Array, counts: Sequence[int]) -> list[Array]:
+    ends = np.cumsum(counts)
+    return [array[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def _store(ticket: Ticket, result: Array) -> None:
+    assert ticket.dst is not None
+    ticket.dst.array[:] = result
+
+
+def _do_broadcast(tickets: list[Ticket]) -> None:
+    root = tickets[0].call.root
+    assert root is not None
+    data = _source(tickets[root]).copy()
+    for ticket in tickets:
+        _store(ticket, data)
+
+
+def _do_reduce(tickets: list[Ticket]) -> None:
+    op = tickets[0].call.op
+    assert op is not None
+    result = combine(op, [_source(ticket) for ticket in tickets])
+    for ticket in tickets:
+        if ticket.dst is not None:
+            _store(ticket, result)
+
+
+def _do_reduce_scatter(tickets: list[Ticket]) -> None:
+    op = tickets[0].call.op
+    assert op is not None
+    result = combine(op, [_source(ticket) for ticket in tickets])
+    for ticket, part in zip(tickets, _parts(result, tickets[0].call.sends), strict=True):
+        _store(ticket, part)
+
+
+def _do_gather(tickets: list[Ticket]) -> None:
+    joined = np.concatenate([_source(ticket) for ticket in tickets])
+    for ticket in tickets:
+        if ticket.dst is not None:
+            _store(ticket, joined)
+
+
+def _do_scatter(tickets: list[Ticket]) -> None:
+    root = tickets[0].call.root
+    assert root is not None
+    data = _source(tickets[root]).copy()
+    for ticket, part in zip(tickets, _parts(data, tickets[root].call.sends), strict=True):
+        _store(ticket, part)
+
+
+def _do_all_to_all(tickets: list[Ticket]) -> None:
+    parts = [_parts(_source(ticket).copy(), ticket.call.sends) for ticket in tickets]
+    for ticket in tickets:
+        _store(ticket, np.concatenate([row[ticket.rank] for row in parts]))
+
+
+def _do_barrier(tickets: list[Ticket]) -> None:
+    return None
+
+
+_VERBS: dict[str, Callable[[list[Ticket]], None]] = {
+    "broadcast": _do_broadcast,
+    "reduce": _do_reduce,
+    "all_reduce": _do_reduce,
+    "reduce_scatter": _do_reduce_scatter,
+    "gather": _do_gather,
+    "all_gather": _do_gather,
+    "scatter": _do_scatter,
+    "all_to_all": _do_all_to_all,
+    "barrier": _do_barrier,
+}
+
+
+# ---- the engine ----------------------------------------------------------------------------------
+
+
+class ThreadsEngine(Engine):
+    """One rank's handle on a hub."""
+
+    name = "threads"
+
+    def __init__(self, hub: Hub, rank: int) -> None:
+        self.hub = hub
+        self.rank = rank
+        self.size = hub.size
+        self.timeout = hub.timeout
+        self._turn = 0
+        self._closed = False
+
+    @classmethod
+    def open(cls, launch: Launch, timeout: float) -> ThreadsEngine:
+        if launch.size != 1:
+            raise LaunchError(
+                f"ranks of engine 'threads' live in one process, but {launch.source} started "
+                f"{launch.size} processes; use engine 'shm', or unisono.spawn(..., engine='threads')"
+            )
+        return cls(Hub(1, timeout), 0)
+
+    def _ticket(self, call: Call) -> Ticket:
+        if self._closed:
+            raise NotReady("the engine is closed")
+        return Ticket(self.hub, self.rank, self._turn, call, time.monotonic() + self.timeout)
+
+    def _collective(
+        self, call: Call, src: Buffer | None, dst: Buffer | None, blocking: bool
+    ) -> Work:
+        self._turn += 1
+        ticket = self._ticket(call)
+        ticket.src, ticket.dst = src, dst
+        return self._answer(self.hub.post(ticket), blocking)
+
+    def _answer(self, ticket: Ticket, blocking: bool) -> Work:
+        if blocking:
+            ticket.wait()
+        return ticket
+
+    def _even(self, counts: Counts, share: int) -> tuple[int, ...]:
+        return (share,) * self.size if counts is None else tuple(counts)
+
+    def broadcast(self, src: Buffer | None, dst: Buffer, root: int, blocking: bool) -> Work:
+        call = Call("broadcast", dst.dtype, root=root, count=dst.count)
+        return self._collective(call, src, dst, blocking)
+
+    def reduce(
+        self, src: Buffer, dst: Buffer | None, op: ReduceOp, root: int, blocking: bool
+    ) -> Work:
+        call = Call("reduce", src.dtype, op, root, src.count)
+        return self._collective(call, src, dst if self.rank == root else None, blocking)
+
+    def all_reduce(self, src: Buffer, dst: Buffer, op: ReduceOp, blocking: bool) -> Work:
+        return self._collective(Call("all_reduce", src.dtype, op, None, src.count), src, dst, blocking)
+
+    def reduce_scatter(
+        self, src: Buffer, dst: Buffer, op: ReduceOp, counts: Counts, blocking: bool
+    ) -> Work:
+        sends = self._even(counts, dst.count)
+        call = Call("reduce_scatter", src.dtype, op, None, None, sends, (dst.count,) * self.size)
+        return self._collective(call, src, dst, blocking)
+
+    def gather(
+        self, src: Buffer, dst: Buffer | None, root: int, counts: Counts, blocking: bool
+    ) -> Work:
+        at_root = self.rank == root
+        sends = tuple(src.count if rank == root else 0 for rank in range(self.size))
+        receives = self._even(counts, src.count) if at_root else (0,) * self.size
+        call = Call("gather", src.dtype, None, root, None, sends, receives)
+        return self._collective(call, src, dst if at_root else None, blocking)
+
+    def all_gather(self, src: Buffer, dst: Buffer, counts: Counts, blocking: bool) -> Work:
+        receives = self._even(counts, src.count)
+        call = Call("all_gather", src.dtype, None, None, None, (src.count,) * self.size, receives)
+        return self._collective(call, src, dst, blocking)
+
+    def scatter(
+        self, src: Buffer | None, dst: Buffer, root: int, counts: Counts, blocking: bool
+    ) -> Work:
+        sends = self._even(counts, dst.count) if self.rank == root else (0,) * self.size
+        receives = tuple(dst.count if rank == root else 0 for rank in range(self.size))
+        call = Call("scatter", dst.dtype, None, root, None, sends, receives)
+        return self._collective(call, src, dst, blocking)
+
+    def all_to_all(
+        self, src: Buffer, dst: Buffer, sends: Counts, receives: Counts, blocking: bool
+    ) -> Work:
+        call = Call(
+            "all_to_all",
+            src.dtype,
+            sends=self._even(sends, src.count // self.size),
+            receives=self._even(receives, dst.count // self.size),
+        )
+        return self._collective(call, src, dst, blocking)
+
+    def send(self, src: Buffer, peer: int, tag: int, blocking: bool) -> Work:
+        ticket = self._ticket(Call("send", src.dtype, root=peer, count=src.count))
+        self.hub.deliver(self.rank, peer, tag, src)
+        ticket.end()
+        return ticket
+
+    def recv(self, dst: Buffer, peer: int | None, tag: int, blocking: bool) -> Work:
+        ticket = self._ticket(Call("recv", dst.dtype, root=peer, count=dst.count))
+        ticket.dst = dst
+        return self._answer(self.hub.collect(ticket, peer, tag), blocking)
+
+    def barrier(self, blocking: bool) -> Work:
+        return self._collective(Call("barrier"), None, None, blocking)
+
+    def split(self, ranks: Sequence[int], key: str) -> ThreadsEngine:
+        with self.hub.lock:
+            hub = self.hub.children.setdefault(key, SubHub(ranks, self.timeout))
+        return ThreadsEngine(hub, list(ranks).index(self.rank))
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.hub.leave(self.rank, "closed the group")
+
+
+def threads_world(size: int, timeout: float) -> list[ThreadsEngine]:
+    """The engines of `size` ranks that are to be threads of this process."""
+    hub = Hub(size, timeout)
+    return [ThreadsEngine(hub, rank) for rank in range(size)]
