@@ -40,18 +40,18 @@ def combine(op: ReduceOp, operands: Sequence[Array]) -> Array:
     if name == "avg" and dtype.kind in "iu":
         return _integer_average(operands)
     wide = dtype if dtype.isbuiltin == 1 and dtype != np.float16 else np.dtype(np.float32)
-    scale = wide.type(op.factor)
+    # Parts of a complex number are scaled each for itself, as the native kernel does: a product
+    # with (factor + 0j) would turn an infinity in one part into a NaN in the other.
+    real = np.zeros(0, wide).real.dtype
     with np.errstate(all="ignore"):
         values = [operand.astype(wide) for operand in operands]
         if name == "premul_sum":
-            values = [value * scale for value in values]
+            values = [(value.view(real) * real.type(op.factor)).view(wide) for value in values]
         result = values[0]
         for value in values[1:]:
             result = _PAIR[name](result, value)
         if name == "avg":
-            # Parts of a complex number are divided each for itself, as the native kernel does.
-            flat = result.view(result.real.dtype) if wide.kind == "c" else result
-            result = (flat / flat.dtype.type(len(operands))).view(wide)
+            result = (result.view(real) / real.type(len(operands))).view(wide)
         return result.astype(dtype)
 
 
@@ -63,11 +63,21 @@ def _larger(a: Array, b: Array) -> Array:
     return np.where(~(b <= a) & (a == a), b, a)
 
 
+def _times(a: Array, b: Array) -> Array:
+    if a.dtype.kind != "c":
+        return np.multiply(a, b)
+    # NumPy fuses steps of a complex product where the CPU can, so its bits depend on the machine.
+    product = np.empty_like(a)
+    product.real = a.real * b.real - a.imag * b.imag
+    product.imag = a.real * b.imag + a.imag * b.real
+    return product
+
+
 _PAIR: dict[str, Callable[[Array, Array], Array]] = {
     "sum": np.add,
     "avg": np.add,
     "premul_sum": np.add,
-    "product": np.multiply,
+    "product": _times,
     "min": _smaller,
     "max": _larger,
     "band": np.bitwise_and,
@@ -106,7 +116,7 @@ class Call:
         if self.count is not None:
             words.append(f"x {self.count}")
         if self.op is not None:
-            words.append(self.op.name)
+            words.append(repr(self.op).removeprefix("ReduceOp.").lower())
         if self.root is not None:
             words.append(f"root {self.root}")
         if self.sends:
@@ -208,19 +218,21 @@ class Hub:
                 return
             if ticket.call.verb == "recv":
                 self.waiting = [entry for entry in self.waiting if entry[0] is not ticket]
-                ticket.end(CommTimeout(f"no message for {ticket.call} after {self.timeout:g} s"))
+                peer = ticket.call.root
+                sender = "any rank" if peer is None else f"rank {peer}"
+                text = f"no message from {sender} for {ticket.call} after {self.timeout:g} s"
+                ticket.end(CommTimeout(text, () if peer is None else (peer,)))
                 return
-            board = self.boards.get(ticket.turn, {})
+            # The others on the board wait for the same ranks: without us their call cannot end.
+            board = self.boards.pop(ticket.turn)
             missing = [rank for rank in range(self.size) if rank not in board]
+            names = ", ".join(f"rank {rank}" for rank in missing)
             deeds = "; ".join(f"rank {r}: {self.last.get(r, 'no call yet')}" for r in missing)
-            ticket.end(
-                CommTimeout(
-                    f"{ticket.call} waited {self.timeout:g} s for "
-                    f"{', '.join(f'rank {r}' for r in missing)}; last calls: {deeds}",
-                    missing,
-                )
-            )
-            self.leave(ticket.rank, f"gave up {ticket.call} at its deadline")
+            for other in board.values():
+                text = f"{other.call} waited {self.timeout:g} s for {names}; last calls: {deeds}"
+                other.end(CommTimeout(text, missing))
+            for rank, other in board.items():
+                self.leave(rank, f"gave up {other.call} at its deadline")
 
     def deliver(self, source: int, target: int, tag: int, src: Buffer) -> None:
         """Give a copy of `src` to the first receive that fits it, or keep it."""

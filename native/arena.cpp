@@ -1,0 +1,219 @@
+// native/arena.cpp: make, map and commit the job's memory; see who is alive.
+#include "arena.hpp"
+
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <bit>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <new>
+
+namespace unisono {
+
+namespace {
+
+constexpr std::uint64_t magic = 0x6f6e6f73696e75;  // "unisono"
+constexpr std::uint32_t layout = 1;
+
+/// Where the parts of the arena stand, from the number of ranks alone.
+struct Plan {
+    explicit Plan(int size) {
+        const auto n = static_cast<std::size_t>(size);
+        residents = sizeof(JobHeader);
+        channels = residents + n * sizeof(Resident);
+        rings = round_up(channels + n * n * sizeof(Channel), page);
+        // 64 KiB cells up to 8 ranks, then smaller, so that all rings together stay below 16 MiB.
+        cell = std::size_t{64} << 10;
+        while (cell > 2 * page && n * n * Arena::ring_cells * cell > (std::size_t{16} << 20)) cell /= 2;
+        world = round_up(rings + n * n * Arena::ring_cells * cell, std::size_t{2} << 20);
+    }
+
+    std::size_t residents, channels, rings, cell, world;
+};
+
+/// Memory that the kernel could still give, in bytes; 0 if it does not tell.
+std::size_t available_memory() {
+    std::size_t kilobytes = 0;
+    if (std::FILE* file = std::fopen("/proc/meminfo", "r")) {
+        char line[128];
+        while (std::fgets(line, sizeof line, file) != nullptr)
+            if (std::sscanf(line, "MemAvailable: %zu kB", &kilobytes) == 1) break;
+        std::fclose(file);
+    }
+    return kilobytes << 10;
+}
+
+[[noreturn]] void refuse_memory(std::size_t bytes, const char* reason) {
+    throw Failure(Fault::memory,
+                  format("%.1f MiB of shared memory are needed, but %s (%.1f MiB are available); "
+                         "free memory, raise the memory limit of the container or of the user "
+                         "(ulimit -f, cgroup memory.max), or start fewer ranks",
+                         static_cast<double>(bytes) / (1 << 20), reason,
+                         static_cast<double>(available_memory()) / (1 << 20)));
+}
+
+[[noreturn]] void refuse_system(const char* what) {
+    throw Failure(Fault::system, format("%s failed: %s", what, std::strerror(errno)));
+}
+
+void commit_pages(int fd, std::size_t offset, std::size_t bytes) {
+    const std::size_t available = available_memory();
+    if (available != 0 && bytes > available) refuse_memory(bytes, "the host has too little left");
+    for (;;) {
+        if (fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0) return;
+        if (errno != EINTR) refuse_memory(bytes, std::strerror(errno));
+    }
+}
+
+}  // namespace
+
+Mapping::Mapping(int fd, std::size_t offset, std::size_t bytes) : bytes_(bytes) {
+    void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+                         static_cast<off_t>(offset));
+    if (address == MAP_FAILED) refuse_system("mapping shared memory");
+    data_ = static_cast<std::byte*>(address);
+}
+
+Mapping::~Mapping() { munmap(data_, bytes_); }
+
+int Arena::create(int size) {
+    if (size < 1 || size > max_ranks)
+        throw Failure(Fault::system, format("%d ranks on one host; 1 to %d are possible", size, max_ranks));
+    const int fd = memfd_create("unisono", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0) refuse_system("memfd_create");
+    try {
+        const Plan plan(size);
+        commit_pages(fd, 0, plan.rings);
+        // Nobody can shrink the file under the others, which would be SIGBUS for them.
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK);
+        Mapping mapping(fd, 0, plan.rings);
+        auto* header = new (mapping.data()) JobHeader{};
+        for (int rank = 0; rank < size; ++rank)
+            new (mapping.data() + plan.residents + static_cast<std::size_t>(rank) * sizeof(Resident)) Resident;
+        for (int pair = 0; pair < size * size; ++pair)
+            new (mapping.data() + plan.channels + static_cast<std::size_t>(pair) * sizeof(Channel)) Channel;
+        header->layout = layout;
+        header->size = static_cast<std::uint32_t>(size);
+        header->next_offset.store(plan.world, std::memory_order_relaxed);
+        header->magic = magic;
+    } catch (...) {
+        close(fd);
+        throw;
+    }
+    return fd;
+}
+
+Arena::Arena(int fd) : fd_(fd) {
+    {
+        const Mapping first(fd, 0, page);
+        const auto* header = reinterpret_cast<const JobHeader*>(first.data());
+        if (header->magic != magic || header->layout != layout)
+            throw Failure(Fault::system, "the ranks run different versions of unisono; "
+                                         "install the same one for all of them");
+        size_ = static_cast<int>(header->size);
+    }
+    const Plan plan(size_);
+    cell_bytes_ = plan.cell;
+    rings_offset_ = plan.rings;
+    world_offset_ = plan.world;
+    base_ = std::make_shared<Mapping>(fd, 0, plan.world);
+    header_ = reinterpret_cast<JobHeader*>(base_->data());
+    residents_ = reinterpret_cast<Resident*>(base_->data() + plan.residents);
+    channels_ = reinterpret_cast<Channel*>(base_->data() + plan.channels);
+}
+
+Arena::~Arena() {
+    for (const int handle : handles_)
+        if (handle >= 0) close(handle);
+    close(fd_);
+}
+
+void Arena::enter(int rank) {
+    Resident& self = resident(rank);
+    self.session = getsid(0);
+    cpu_set_t mask;
+    CPU_ZERO(&mask);
+    if (sched_getaffinity(0, sizeof mask, &mask) == 0)
+        for (int core = 0; core < max_cores && core < CPU_SETSIZE; ++core)
+            if (CPU_ISSET(core, &mask)) self.cores[core / 64] |= std::uint64_t{1} << (core % 64);
+    self.pid.store(getpid(), std::memory_order_release);  // pairs with the acquire in meet()
+}
+
+void Arena::leave(int rank) noexcept {
+    resident(rank).left.store(1, std::memory_order_release);  // pairs with Mailbox's look at `left`
+    for (int peer = 0; peer < size_; ++peer) ::unisono::ring(resident(peer).doorbell);
+}
+
+void Arena::meet(int rank) {
+    const std::lock_guard lock(mutex_);
+    if (!handles_.empty()) return;  // ranks that are threads share this object: one meeting is enough
+    bool one_session = true;
+    for (int peer = 0; peer < size_; ++peer) {
+        const Resident& other = resident(peer);
+        const pid_t pid = other.pid.load(std::memory_order_acquire);  // pairs with enter()
+        one_session = one_session && other.session == resident(rank).session;
+        const bool ourselves = peer == rank || pid == getpid();
+        const long handle = ourselves ? -1 : syscall(SYS_pidfd_open, pid, 0);
+        if (!ourselves && handle < 0 && errno != ESRCH) refuse_system("pidfd_open");
+        handles_.push_back(ourselves ? -1 : handle < 0 ? -2 : static_cast<int>(handle));
+    }
+    // All ranks look at the same masks, so all come to the same answer.
+    for (int one = 0; one < size_; ++one) {
+        int sharing = 0;
+        int cores = 0;
+        for (const std::uint64_t word : resident(one).cores) cores += std::popcount(word);
+        for (int two = 0; two < size_; ++two) {
+            bool meets = false;
+            for (int word = 0; word < max_cores / 64; ++word)
+                meets = meets || (resident(one).cores[word] & resident(two).cores[word]) != 0;
+            sharing += meets ? 1 : 0;
+        }
+        crowded_ = crowded_ || sharing > cores;
+    }
+    patience_ = choose_patience(crowded_, one_session);
+}
+
+void Arena::commit_ring(int from, int to) { commit(ring_offset(from, to), ring_cells * cell_bytes_); }
+
+std::size_t Arena::allocate(std::size_t bytes) {
+    return header_->next_offset.fetch_add(round_up(bytes, page), std::memory_order_relaxed);
+}
+
+void Arena::commit(std::size_t offset, std::size_t bytes) { commit_pages(fd_, offset, bytes); }
+
+void Arena::release(std::size_t offset, std::size_t bytes) noexcept {
+    fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+              static_cast<off_t>(bytes));
+}
+
+std::shared_ptr<Mapping> Arena::map(std::size_t offset, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    auto& known = mappings_[offset];
+    if (auto mapping = known.lock()) return mapping;
+    auto mapping = std::make_shared<Mapping>(fd_, offset, bytes);
+    known = mapping;
+    return mapping;
+}
+
+void Arena::forget(std::size_t offset) {
+    const std::lock_guard lock(mutex_);
+    const auto found = mappings_.find(offset);
+    if (found != mappings_.end() && found->second.expired()) mappings_.erase(found);
+}
+
+bool Arena::alive(int rank) noexcept {
+    const int handle = rank < static_cast<int>(handles_.size()) ? handles_[rank] : -1;
+    if (handle == -1) return true;
+    if (handle == -2) return false;
+    pollfd poller{handle, POLLIN, 0};  // readable once the process has ended, reaped or not
+    return poll(&poller, 1, 0) == 0;
+}
+
+}  // namespace unisono

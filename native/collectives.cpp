@@ -1,0 +1,420 @@
+// native/collectives.cpp: the verbs. Above each: the idea, its barriers, its bytes.
+//
+// P ranks, S bytes: the larger buffer that one rank holds. "Staged" means written into the own slot,
+// from which peers read. Long messages go in chunks, one step of the group for each.
+#include "collectives.hpp"
+
+#include <algorithm>
+#include <array>
+
+namespace unisono {
+
+namespace {
+
+constexpr std::size_t line = 64;
+constexpr std::size_t huge = std::size_t{8} << 20;  // larger than the caches that ranks share
+
+/// Everything that the verbs need to know about one call.
+struct Context {
+    Context(Group& group, const Request& request)
+        : group(group), request(request), k(kernels()), me(group.rank()), n(group.size()) {}
+
+    Group& group;
+    const Request& request;
+    const Kernels& k;
+    int me;
+    int n;
+
+    /// Bytes of the call's own share.
+    std::size_t share() const { return request.count * request.item; }
+    std::size_t bytes(int from, int to) const { return group.sends(from, to) * request.item; }
+
+    /// Results that will not fit the cache anyway are stored past it, unless they replace the source.
+    Store result(std::size_t total) const {
+        return total >= huge && request.source != request.target ? Store::streaming : Store::plain;
+    }
+
+    /// Bytes of a chunk for a message of `total` bytes: small enough for the cache, large enough that
+    /// barriers do not count.
+    std::size_t chunk(std::size_t total) const {
+        const std::size_t wanted = total >= huge ? std::size_t{1} << 20 : std::size_t{256} << 10;
+        return std::min(wanted, group.slot_bytes());
+    }
+
+    /// Bytes of a chunk where counts may differ by rank. It is needed before the ranks have agreed,
+    /// so it depends on nothing that only some of them know.
+    std::size_t plain_chunk() const { return std::min(std::size_t{256} << 10, group.slot_bytes()); }
+
+    /// The same for each of n parts of a slot.
+    std::size_t cell() const {
+        return std::max(line, plain_chunk() / static_cast<std::size_t>(n) / line * line);
+    }
+
+    /// The first barrier of the call: the caller has filled its slot.
+    void enter() {
+        group.publish(request);
+        group.barrier();
+        group.agree(request);
+    }
+
+    /// Sources for a reduction, in rank order: our own from private memory, the others' from slots.
+    const void* const* sources(const std::byte* own, std::size_t slot_offset) {
+        for (int rank = 0; rank < n; ++rank)
+            from[static_cast<std::size_t>(rank)] =
+                rank == me ? own : group.slot(rank) + slot_offset;
+        return from.data();
+    }
+
+    std::array<const void*, max_ranks> from;
+};
+
+/// Piece `index` of `total` bytes cut in pieces of `size`.
+std::size_t piece(std::size_t total, std::size_t index, std::size_t size) {
+    const std::size_t begin = index * size;
+    return begin >= total ? 0 : std::min(size, total - begin);
+}
+
+/// Slice `rank` of a chunk: where it begins and how long it is. Slices end on cache lines.
+struct Slice {
+    Slice(std::size_t bytes, int ranks, int rank) {
+        const std::size_t each = bytes / static_cast<std::size_t>(ranks) / line * line;
+        begin = each * static_cast<std::size_t>(rank);
+        length = rank == ranks - 1 ? bytes - begin : each;
+    }
+    std::size_t begin, length;
+};
+
+void reduce_into(Context& c, std::byte* to, Store store, std::byte* also, Store also_store,
+                 const void* const* from, std::size_t bytes) {
+    if (bytes == 0) return;
+    c.k.reduce(c.request.dtype, c.request.op, c.request.factor, to, store, also, also_store, from, c.n,
+               bytes / c.request.item);
+}
+
+// ---- all_reduce --------------------------------------------------------------------------------
+
+/// One-shot: stage everything, then every rank reduces everything. Barriers: 1.
+/// Bytes staged: S; read from peers: (P-1)S. Best while latency counts.
+void all_reduce_once(Context& c) {
+    const std::size_t bytes = c.share();
+    c.group.begin_step();
+    c.group.need_slot(bytes);
+    c.k.copy(c.group.slot(c.me), c.request.source, bytes, c.group.staging());
+    c.enter();
+    reduce_into(c, c.request.target, Store::plain, nullptr, Store::plain,
+                c.sources(c.request.source, 0), bytes);
+    c.group.probe(bytes);
+}
+
+/// Two-shot: rank r reduces slice r. Stage what others reduce; barrier; reduce the own slice into the
+/// result and the slot at once; barrier; copy the other slices out. Barriers: 2 a chunk.
+/// Bytes staged: S; read from peers: 2(P-1)/P S.
+void all_reduce_sliced(Context& c) {
+    const std::size_t total = c.share();
+    const std::size_t chunk = c.chunk(total);
+    const Store result = c.result(total);
+    c.group.need_slot(std::min(chunk, total));
+    for (std::size_t done = 0; done < total; done += chunk) {
+        const std::size_t length = std::min(chunk, total - done);
+        const std::byte* source = c.request.source + done;
+        std::byte* target = c.request.target + done;
+        const Slice own(length, c.n, c.me);
+        c.group.begin_step();
+        std::byte* slot = c.group.slot(c.me);
+        c.k.copy(slot, source, own.begin, c.group.staging());
+        const std::size_t end = own.begin + own.length;
+        c.k.copy(slot + end, source + end, length - end, c.group.staging());
+        if (done == 0) c.enter();
+        else c.group.barrier();
+        reduce_into(c, target + own.begin, result, slot + own.begin, c.group.staging(),
+                    c.sources(source + own.begin, own.begin), own.length);
+        c.group.barrier();
+        for (int i = 1; i < c.n; ++i) {
+            const int peer = (c.me + i) % c.n;
+            const Slice theirs(length, c.n, peer);
+            c.k.copy(target + theirs.begin, c.group.slot(peer) + theirs.begin, theirs.length, result);
+        }
+    }
+    c.group.probe(total);
+}
+
+void all_reduce(Context& c) {
+    const std::size_t limit = c.n == 2 ? std::size_t{32} << 10 : std::size_t{8} << 10;
+    if (c.share() <= std::min(limit, c.group.slot_bytes())) all_reduce_once(c);
+    else all_reduce_sliced(c);
+}
+
+// ---- reduce ------------------------------------------------------------------------------------
+
+/// The root reduces straight out of the slots. Barriers: 1 a chunk. Bytes staged by each other rank:
+/// S; read by the root: (P-1)S. Best for short messages and for two ranks.
+void reduce_at_root(Context& c) {
+    const bool root = c.me == c.request.root;
+    const std::size_t total = c.share();
+    const std::size_t chunk = c.chunk(total);
+    std::size_t done = 0;
+    do {
+        const std::size_t length = std::min(chunk, total - done);
+        c.group.begin_step();
+        if (!root) {
+            c.group.need_slot(length);
+            c.k.copy(c.group.slot(c.me), c.request.source + done, length, c.group.staging());
+        }
+        if (done == 0) c.enter();
+        else c.group.barrier();
+        if (root)
+            reduce_into(c, c.request.target + done, c.result(total), nullptr, Store::plain,
+                        c.sources(c.request.source + done, 0), length);
+        done += chunk;
+    } while (done < total);
+    c.group.probe(total);
+}
+
+/// As the two-shot all_reduce, but only the root copies slices out. Barriers: 2 a chunk.
+void reduce_sliced(Context& c) {
+    const bool root = c.me == c.request.root;
+    const std::size_t total = c.share();
+    const std::size_t chunk = c.chunk(total);
+    c.group.need_slot(std::min(chunk, total));
+    for (std::size_t done = 0; done < total; done += chunk) {
+        const std::size_t length = std::min(chunk, total - done);
+        const std::byte* source = c.request.source + done;
+        const Slice own(length, c.n, c.me);
+        const std::size_t end = own.begin + own.length;
+        c.group.begin_step();
+        std::byte* slot = c.group.slot(c.me);
+        c.k.copy(slot, source, own.begin, c.group.staging());
+        c.k.copy(slot + end, source + end, length - end, c.group.staging());
+        if (done == 0) c.enter();
+        else c.group.barrier();
+        std::byte* to = root ? c.request.target + done : slot;
+        reduce_into(c, to + own.begin, root ? Store::plain : c.group.staging(), nullptr, Store::plain,
+                    c.sources(source + own.begin, own.begin), own.length);
+        c.group.barrier();
+        if (!root) continue;
+        for (int i = 1; i < c.n; ++i) {
+            const int peer = (c.me + i) % c.n;
+            const Slice theirs(length, c.n, peer);
+            c.k.copy(c.request.target + done + theirs.begin, c.group.slot(peer) + theirs.begin,
+                     theirs.length, c.result(total));
+        }
+    }
+    c.group.probe(total);
+}
+
+void reduce(Context& c) {
+    if (c.n == 2 || c.share() <= (std::size_t{32} << 10)) reduce_at_root(c);
+    else reduce_sliced(c);
+}
+
+// ---- verbs that move parts: one loop over steps, known only after the ranks have agreed ---------
+
+/// Runs `fill(step)` before and `drain(step)` after the barrier of each step; the number of steps
+/// follows from the largest share, which all ranks know once they have agreed. The first fill is
+/// done by what this rank knows itself.
+template <class Fill, class Drain>
+void in_steps(Context& c, std::size_t unit, Fill fill, Drain drain) {
+    std::size_t steps = 1;
+    for (std::size_t step = 0; step < steps; ++step) {
+        c.group.begin_step();
+        fill(step);
+        if (step == 0) {
+            c.enter();
+            const std::size_t largest = c.group.largest_share() * c.request.item;
+            steps = std::max<std::size_t>(1, (largest + unit - 1) / unit);
+        } else {
+            c.group.barrier();
+        }
+        drain(step);
+    }
+}
+
+/// Offset in bytes of part `part` of a buffer cut by `counts`, or in equal shares.
+std::size_t part_offset(const Context& c, const std::vector<std::uint64_t>& counts, int part) {
+    if (counts.empty()) return static_cast<std::size_t>(part) * c.share();
+    std::size_t elements = 0;
+    for (int i = 0; i < part; ++i) elements += counts[static_cast<std::size_t>(i)];
+    return elements * c.request.item;
+}
+
+std::size_t part_bytes(const Context& c, const std::vector<std::uint64_t>& counts, int part) {
+    return counts.empty() ? c.share() : counts[static_cast<std::size_t>(part)] * c.request.item;
+}
+
+/// Bytes of the larger buffer, if shares are equal; good enough to choose how to store.
+std::size_t even_total(const Context& c) { return c.share() * static_cast<std::size_t>(c.n); }
+
+/// broadcast: the root stages, the others copy out; with two slots the root is a chunk ahead.
+/// Barriers: 1 a chunk. Bytes staged: S, by the root.
+void broadcast(Context& c) {
+    const bool root = c.me == c.request.root;
+    const std::size_t total = c.share();
+    const std::size_t chunk = c.chunk(total);
+    const Store result = total >= huge ? Store::streaming : Store::plain;
+    in_steps(
+        c, chunk,
+        [&](std::size_t step) {
+            if (!root) return;
+            const std::size_t length = piece(total, step, chunk);
+            c.group.need_slot(length);
+            c.k.copy_twice(c.group.slot(c.me), c.group.staging(), c.request.target + step * chunk,
+                           c.result(total), c.request.source + step * chunk, length);
+        },
+        [&](std::size_t step) {
+            if (!root)
+                c.k.copy(c.request.target + step * chunk, c.group.slot(c.request.root),
+                         piece(total, step, chunk), result);
+        });
+    c.group.probe(total);
+}
+
+/// all_gather and gather: read the own part once and store it twice, into the slot and the result;
+/// then copy the others' parts. Barriers: 1 a chunk. Bytes staged: S/P; read from peers: (P-1)/P S.
+void all_gather(Context& c) {
+    const bool collects = c.request.verb == Verb::all_gather || c.me == c.request.root;
+    const std::size_t chunk = c.plain_chunk();
+    const std::size_t own = c.share();
+    const Store result = even_total(c) >= huge ? Store::streaming : Store::plain;
+    std::byte* own_place = collects ? c.request.target + part_offset(c, c.request.receives, c.me) : nullptr;
+    in_steps(
+        c, chunk,
+        [&](std::size_t step) {
+            const std::size_t length = piece(own, step, chunk);
+            const std::byte* source = c.request.source + step * chunk;
+            if (c.me == c.request.root) {  // nobody reads the slot of a gather's root
+                c.k.copy(own_place + step * chunk, source, length, result);
+                return;
+            }
+            c.group.need_slot(length);
+            if (collects)
+                c.k.copy_twice(c.group.slot(c.me), c.group.staging(), own_place + step * chunk, result,
+                               source, length);
+            else
+                c.k.copy(c.group.slot(c.me), source, length, c.group.staging());
+        },
+        [&](std::size_t step) {
+            for (int i = 1; collects && i < c.n; ++i) {
+                const int peer = (c.me + i) % c.n;
+                std::byte* place = c.request.target + part_offset(c, c.request.receives, peer);
+                c.k.copy(place + step * chunk, c.group.slot(peer),
+                         piece(c.bytes(peer, c.me), step, chunk), result);
+            }
+        });
+    c.group.probe(c.group.largest_share() * c.request.item);
+}
+
+/// scatter: the root stages one cell for each rank; each copies its own out. Barriers: 1 a chunk.
+/// Bytes staged: (P-1)/P S, by the root.
+void scatter(Context& c) {
+    const bool root = c.me == c.request.root;
+    const std::size_t cell = c.cell();
+    in_steps(
+        c, cell,
+        [&](std::size_t step) {
+            if (!root) return;
+            c.group.need_slot(cell * static_cast<std::size_t>(c.n));
+            for (int peer = 0; peer < c.n; ++peer) {
+                const std::size_t length = piece(part_bytes(c, c.request.sends, peer), step, cell);
+                const std::byte* source =
+                    c.request.source + part_offset(c, c.request.sends, peer) + step * cell;
+                if (peer == c.me) c.k.copy(c.request.target + step * cell, source, length, Store::plain);
+                else c.k.copy(c.group.slot(c.me) + static_cast<std::size_t>(peer) * cell, source, length,
+                              c.group.staging());
+            }
+        },
+        [&](std::size_t step) {
+            if (root) return;
+            const std::byte* slot = c.group.slot(c.request.root) + static_cast<std::size_t>(c.me) * cell;
+            c.k.copy(c.request.target + step * cell, slot, piece(c.share(), step, cell), Store::plain);
+        });
+    c.group.probe(c.group.largest_share() * c.request.item);
+}
+
+/// Stages one cell of our source for each peer.
+void stage_cells(Context& c, std::size_t step, std::size_t cell) {
+    c.group.need_slot(cell * static_cast<std::size_t>(c.n));
+    for (int i = 1; i < c.n; ++i) {
+        const int peer = (c.me + i) % c.n;
+        const std::size_t length = piece(part_bytes(c, c.request.sends, peer), step, cell);
+        c.k.copy(c.group.slot(c.me) + static_cast<std::size_t>(peer) * cell,
+                 c.request.source + part_offset(c, c.request.sends, peer) + step * cell, length,
+                 c.group.staging());
+    }
+}
+
+/// all_to_all: the slot is divided by destination; each copies its cells out of all slots.
+/// Barriers: 1 a chunk. Bytes staged and read: (P-1)/P S. In place a step only overwrites what it
+/// has staged, because equal shares stand at equal places.
+void all_to_all(Context& c) {
+    const std::size_t cell = c.cell();
+    const Store result = c.result(even_total(c));
+    in_steps(
+        c, cell,
+        [&](std::size_t step) {
+            stage_cells(c, step, cell);
+            const std::size_t length = piece(part_bytes(c, c.request.sends, c.me), step, cell);
+            c.k.copy(c.request.target + part_offset(c, c.request.receives, c.me) + step * cell,
+                     c.request.source + part_offset(c, c.request.sends, c.me) + step * cell, length,
+                     result);
+        },
+        [&](std::size_t step) {
+            for (int i = 1; i < c.n; ++i) {
+                const int peer = (c.me + i) % c.n;
+                c.k.copy(c.request.target + part_offset(c, c.request.receives, peer) + step * cell,
+                         c.group.slot(peer) + static_cast<std::size_t>(c.me) * cell,
+                         piece(c.bytes(peer, c.me), step, cell), result);
+            }
+        });
+    c.group.probe(c.group.largest_share() * c.request.item);
+}
+
+/// reduce_scatter: as all_to_all, but what arrives is reduced in rank order. Barriers: 1 a chunk.
+void reduce_scatter(Context& c) {
+    const std::size_t cell = c.cell();
+    const std::size_t own = part_bytes(c, c.request.sends, c.me);
+    const std::byte* own_part = c.request.source + part_offset(c, c.request.sends, c.me);
+    in_steps(
+        c, cell, [&](std::size_t step) { stage_cells(c, step, cell); },
+        [&](std::size_t step) {
+            const std::size_t length = piece(own, step, cell);
+            reduce_into(c, c.request.target + step * cell, Store::plain, nullptr, Store::plain,
+                        c.sources(own_part + step * cell, static_cast<std::size_t>(c.me) * cell),
+                        length);
+        });
+    c.group.probe(c.group.largest_share() * c.request.item);
+}
+
+void barrier(Context& c) {
+    c.group.begin_step();
+    c.enter();
+}
+
+/// A group of one: the result is the source, reduced with itself alone.
+void alone(Context& c) {
+    if (c.request.op != ReduceOp::none) {
+        const void* from = c.request.source;
+        reduce_into(c, c.request.target, Store::plain, nullptr, Store::plain, &from, c.share());
+    } else if (c.request.verb != Verb::barrier) {
+        c.k.copy(c.request.target, c.request.source, c.share(), Store::plain);
+    }
+}
+
+}  // namespace
+
+void run_collective(Group& group, const Request& request) {
+    Context c(group, request);
+    if (group.size() == 1) return alone(c);
+    switch (request.verb) {
+        case Verb::broadcast: return broadcast(c);
+        case Verb::reduce: return reduce(c);
+        case Verb::all_reduce: return all_reduce(c);
+        case Verb::reduce_scatter: return reduce_scatter(c);
+        case Verb::gather: case Verb::all_gather: return all_gather(c);
+        case Verb::scatter: return scatter(c);
+        case Verb::all_to_all: return all_to_all(c);
+        case Verb::barrier: return barrier(c);
+        default: throw Failure(Fault::system, "not a collective");
+    }
+}
+
+}  // namespace unisono

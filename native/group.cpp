@@ -1,0 +1,374 @@
+// native/group.cpp: turns, fingerprints and what becomes of a group when something goes wrong.
+#include "group.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <new>
+
+#include "collectives.hpp"
+
+namespace unisono {
+
+namespace {
+
+/// Where the parts of a group stand, from the number of its ranks alone.
+struct Plan {
+    explicit Plan(int size) {
+        const auto n = static_cast<std::size_t>(size);
+        world_ranks = sizeof(GroupHeader);
+        members = round_up(world_ranks + n * sizeof(std::int32_t), 128);
+        rows = members + n * sizeof(Member);
+        slots = round_up(rows + 4 * n * n * sizeof(std::uint64_t), page);
+        // 1 MiB a slot up to 32 ranks, then smaller, so that a group stays at 64 MiB or less.
+        slot = std::size_t{1} << 20;
+        while (slot > (std::size_t{64} << 10) && 2 * n * slot > (std::size_t{64} << 20)) slot /= 2;
+        bytes = slots + 2 * n * slot;
+    }
+
+    std::size_t world_ranks, members, rows, slots, slot, bytes;
+};
+
+bool has_counts(Verb verb) {
+    return verb == Verb::reduce_scatter || verb == Verb::gather || verb == Verb::all_gather ||
+           verb == Verb::scatter || verb == Verb::all_to_all;
+}
+
+/// Mixes words into one; good enough that two different calls never look alike by accident.
+std::uint64_t mix(std::uint64_t seed, std::uint64_t word) {
+    std::uint64_t x = (seed ^ word) * 0x9e3779b97f4a7c15u;
+    x ^= x >> 32;
+    x *= 0xd6e8feb86659fd93u;
+    return x ^ (x >> 29);
+}
+
+/// The fields of a card, unpacked.
+struct Call {
+    std::uint64_t count;
+    double factor;
+    std::int32_t root;
+    std::uint32_t number;
+    Verb verb;
+    std::uint8_t dtype;
+    ReduceOp op;
+    bool uneven;
+
+    explicit Call(const Card& card) {
+        const std::uint64_t kind = card.words[0].load(std::memory_order_relaxed);
+        const std::uint64_t place = card.words[1].load(std::memory_order_relaxed);
+        count = card.words[2].load(std::memory_order_relaxed);
+        factor = std::bit_cast<double>(card.words[3].load(std::memory_order_relaxed));
+        verb = static_cast<Verb>(kind & 0xff);
+        dtype = static_cast<std::uint8_t>(kind >> 8);
+        op = static_cast<ReduceOp>(kind >> 16 & 0xff);
+        uneven = (kind >> 24 & 1) != 0;
+        root = static_cast<std::int32_t>(place >> 32);
+        number = static_cast<std::uint32_t>(place);
+    }
+
+    bool same_kind(const Call& other) const {
+        return verb == other.verb && dtype == other.dtype && op == other.op && root == other.root &&
+               std::bit_cast<std::uint64_t>(factor) == std::bit_cast<std::uint64_t>(other.factor);
+    }
+
+    std::string text() const {
+        if (verb == Verb::nothing) return "no call yet";
+        std::string words = name(verb);
+        if (verb != Verb::barrier) {
+            words += format(" %s", name(static_cast<DType>(dtype)));
+            if (!uneven) words += format(" x %llu", static_cast<unsigned long long>(count));
+        }
+        if (op == ReduceOp::premul_sum) words += format(" premul_sum(%g)", factor);
+        else if (op != ReduceOp::none) words += format(" %s", name(op));
+        if (root >= 0) words += format(" root %d", root);
+        return words;
+    }
+};
+
+}  // namespace
+
+std::size_t Group::prepare(Arena& arena, const std::vector<int>& world_ranks, bool whole) {
+    const int size = static_cast<int>(world_ranks.size());
+    const Plan plan(size);
+    const std::size_t offset = arena.allocate(plan.bytes);
+    arena.commit(offset, whole ? plan.bytes : plan.slots);
+    const auto mapping = arena.map(offset, plan.bytes);
+    auto* header = new (mapping->data()) GroupHeader{};
+    header->size = static_cast<std::uint32_t>(size);
+    header->number = arena.header().next_group.fetch_add(1, std::memory_order_relaxed);
+    header->slot_bytes = plan.slot;
+    auto* ranks = reinterpret_cast<std::int32_t*>(mapping->data() + plan.world_ranks);
+    std::copy(world_ranks.begin(), world_ranks.end(), ranks);
+    for (int rank = 0; rank < size; ++rank)
+        new (mapping->data() + plan.members + static_cast<std::size_t>(rank) * sizeof(Member)) Member{};
+    return offset;
+}
+
+Group::Group(std::shared_ptr<Arena> arena, std::size_t offset, int rank, int size)
+    : arena_(std::move(arena)), offset_(offset), rank_(rank), size_(size) {
+    const Plan plan(size);
+    bytes_ = plan.bytes;
+    slot_bytes_ = plan.slot;
+    slots_offset_ = offset + plan.slots;
+    mapping_ = arena_->map(offset, plan.bytes);
+    header_ = reinterpret_cast<GroupHeader*>(mapping_->data());
+    members_ = reinterpret_cast<Member*>(mapping_->data() + plan.members);
+    rows_ = reinterpret_cast<std::uint64_t*>(mapping_->data() + plan.rows);
+    slots_ = mapping_->data() + plan.slots;
+    const auto* ranks = reinterpret_cast<const std::int32_t*>(mapping_->data() + plan.world_ranks);
+    world_ranks_.assign(ranks, ranks + size);
+}
+
+Group::~Group() {
+    close();
+    mapping_.reset();
+    arena_->forget(offset_);
+}
+
+void Group::close() noexcept {
+    if (closed_) return;
+    closed_ = true;
+    if (broken_ == nullptr) give_up(Leave::closed, rank_);
+    // The last one out gives the pages back; the offset is not used again. acq_rel: pairs with the
+    // other members' increments, so that their last writes come before the pages go.
+    if (header_->closed.fetch_add(1, std::memory_order_acq_rel) + 1 == header_->size)
+        arena_->release(offset_, bytes_);
+}
+
+void Group::run(const Request& request, const Limits& limits) {
+    if (closed_) throw Failure(Fault::closed, "the group is closed; make a new one");
+    if (broken_ != nullptr)
+        throw Failure(broken_->fault,
+                      format("the group is broken since call %u: %s", calls_, broken_->what()),
+                      broken_->ranks);
+    limits_ = &limits;
+    ++calls_;
+    try {
+        run_collective(*this, request);
+    } catch (const Failure& failure) {
+        if (failure.fault != Fault::mismatch) {  // after a mismatch all ranks are still in step
+            broken_ = std::make_unique<Failure>(failure);
+            const int blamed = failure.ranks.empty() ? rank_ : failure.ranks.front();
+            switch (failure.fault) {
+                case Fault::timeout: give_up(Leave::timeout, blamed); break;
+                case Fault::lost: give_up(Leave::lost, blamed); break;
+                case Fault::memory: give_up(Leave::memory, rank_); break;
+                case Fault::interrupted:
+                    broken_->fault = Fault::closed;
+                    give_up(Leave::interrupted, rank_);
+                    break;
+                default: give_up(Leave::closed, rank_); break;
+            }
+        }
+        throw;
+    }
+}
+
+void Group::give_up(Leave why, int blamed) noexcept {
+    Member& self = members_[rank_];
+    const auto word = static_cast<std::uint32_t>(why) | static_cast<std::uint32_t>(blamed + 1) << 8;
+    self.gave_up.store(word, std::memory_order_seq_cst);  // pairs with the load in check_peers()
+    wake_all(self.turn);
+}
+
+void Group::need_slot(std::size_t bytes) {
+    if (bytes <= committed_) return;
+    // A first call of a small group should not cost megabytes: 64 KiB at first, then everything.
+    const std::size_t wanted = bytes <= (std::size_t{64} << 10) ? std::size_t{64} << 10 : slot_bytes_;
+    for (std::size_t parity = 0; parity < 2; ++parity)
+        arena_->commit(slots_offset_ + (parity * size_ + rank_) * slot_bytes_, wanted);
+    committed_ = wanted;
+}
+
+void Group::publish(const Request& request) {
+    Member& self = members_[rank_];
+    Card& card = self.card[step_ & 1];
+    const bool uneven = !request.sends.empty();
+    const std::uint64_t kind = static_cast<std::uint64_t>(request.verb) |
+                               static_cast<std::uint64_t>(request.dtype_code) << 8 |
+                               static_cast<std::uint64_t>(request.op) << 16 |
+                               static_cast<std::uint64_t>(uneven) << 24;
+    const std::uint64_t place = static_cast<std::uint64_t>(static_cast<std::uint32_t>(request.root)) << 32;
+    const auto factor = std::bit_cast<std::uint64_t>(request.factor);
+    // Relaxed: the store of the turn in barrier() orders them.
+    card.words[0].store(kind, std::memory_order_relaxed);
+    card.words[1].store(place | calls_, std::memory_order_relaxed);
+    card.words[2].store(request.count, std::memory_order_relaxed);
+    card.words[3].store(factor, std::memory_order_relaxed);
+    std::uint64_t print = mix(mix(mix(mix(1, kind), place), request.count), factor);
+    if (uneven) {
+        std::uint64_t* mine = rows(rank_);
+        std::copy(request.sends.begin(), request.sends.end(), mine);
+        std::copy(request.receives.begin(), request.receives.end(), mine + size_);
+        print = mix(print, static_cast<std::uint64_t>(rank_) + 1);  // like no other: compare in full
+    }
+    self.fingerprint[step_ & 1].store(print, std::memory_order_relaxed);
+}
+
+bool Group::reached(int peer) const noexcept {
+    // acquire: pairs with post() of the peer in barrier(): its slot and its card are readable now.
+    const std::uint32_t turn = members_[peer].turn.value.load(std::memory_order_acquire);
+    return static_cast<std::int32_t>(turn - turn_) >= 0;
+}
+
+void Group::barrier() {
+    ++turn_;
+    fence();  // streaming stores are not ordered by the store of the turn
+    post(members_[rank_].turn, turn_);
+    for (int i = 1; i < size_; ++i) wait_for((rank_ + i) % size_);
+}
+
+void Group::wait_for(int peer) {
+    wait_until(members_[peer].turn, arena_->patience(), *limits_,
+               [&] { return reached(peer); }, [&] { check_peers(); }, [&] { expire(); });
+}
+
+void Group::check_peers() {
+    if (stopping_.load(std::memory_order_relaxed))
+        throw Failure(Fault::closed, "the group was closed while this call was waiting");
+    for (int peer = 0; peer < size_; ++peer) {
+        if (peer == rank_ || reached(peer)) continue;
+        const std::uint32_t word = members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
+        const bool dead = word == 0 && !arena_->alive(world_ranks_[peer]);
+        if ((word == 0 && !dead) || reached(peer)) continue;  // it may have answered and then ended
+        const int blamed = static_cast<int>(word >> 8) - 1;
+        const std::string culprit = who(peer);
+        switch (static_cast<Leave>(word & 0xff)) {
+            case Leave::no:
+                throw Failure(Fault::lost,
+                              format("%s has ended; its last call was %s", culprit.c_str(),
+                                     last_call(peer).c_str()), {peer});
+            case Leave::closed:
+                throw Failure(Fault::lost, format("%s closed the group", culprit.c_str()), {peer});
+            case Leave::timeout:
+                throw Failure(Fault::timeout,
+                              format("%s gave up at its deadline, waiting for %s", culprit.c_str(),
+                                     blamed == rank_ ? "this rank" : who(blamed).c_str()), {peer});
+            case Leave::interrupted:
+                throw Failure(Fault::lost, format("%s was interrupted in its call", culprit.c_str()),
+                              {peer});
+            case Leave::lost:
+                throw Failure(Fault::lost,
+                              format("%s is lost, as %s has seen", who(blamed).c_str(),
+                                     culprit.c_str()), {blamed});
+            case Leave::memory:
+                throw Failure(Fault::lost,
+                              format("%s found no shared memory for its call", culprit.c_str()), {peer});
+        }
+    }
+}
+
+void Group::expire() {
+    std::vector<int> missing;
+    std::string text;
+    for (int peer = 0; peer < size_; ++peer) {
+        if (peer == rank_ || reached(peer)) continue;
+        missing.push_back(peer);
+        text += format("%s%s is alive but has not come, its last call was %s",
+                       text.empty() ? "" : "; ", who(peer).c_str(), last_call(peer).c_str());
+    }
+    throw Failure(Fault::timeout,
+                  format("%s waited %g s for %s: %s", last_call(rank_).c_str(), limits_->seconds,
+                         name_ranks(missing).c_str(), text.c_str()), missing);
+}
+
+void Group::agree(const Request& request) {
+    const auto parity = step_ & 1;
+    const std::uint64_t mine = members_[rank_].fingerprint[parity].load(std::memory_order_relaxed);
+    uneven_ = false;
+    share_ = largest_ = request.count;
+    bool same = request.sends.empty();
+    for (int i = 1; i < size_; ++i) {
+        const int peer = (rank_ + i) % size_;
+        // Relaxed: ordered by the acquire of the peer's turn, which stands in the same line.
+        same = same && members_[peer].fingerprint[parity].load(std::memory_order_relaxed) == mine;
+    }
+    if (!same) compare_all();
+}
+
+/// Some fingerprint differs: either ranks disagree, or their counts differ by rank and must fit. All
+/// ranks look at the same cards and rows, so all come to the same verdict.
+void Group::compare_all() {
+    const auto n = static_cast<std::size_t>(size_);
+    const Call first(members_[0].card[step_ & 1]);
+    std::vector<std::uint64_t> receives(n * n, 0);
+    matrix_.assign(n * n, 0);
+    for (int rank = 0; rank < size_; ++rank) {
+        const Call call(members_[rank].card[step_ & 1]);
+        if (!call.same_kind(first) || !has_counts(call.verb)) raise_mismatch();
+        const std::uint64_t* published = rows(rank);
+        for (int peer = 0; peer < size_; ++peer) {
+            std::uint64_t sends = call.count;
+            std::uint64_t gets = call.count;
+            if (call.uneven) {
+                sends = published[peer];
+                gets = published[size_ + peer];
+            } else if (call.verb == Verb::gather) {
+                sends = peer == call.root ? call.count : 0;
+                gets = rank == call.root ? call.count : 0;
+            } else if (call.verb == Verb::scatter) {
+                sends = rank == call.root ? call.count : 0;
+                gets = peer == call.root ? call.count : 0;
+            }
+            matrix_[static_cast<std::size_t>(rank) * n + static_cast<std::size_t>(peer)] = sends;
+            receives[static_cast<std::size_t>(peer) * n + static_cast<std::size_t>(rank)] = gets;
+        }
+    }
+    if (matrix_ != receives) raise_mismatch();
+    uneven_ = true;
+    largest_ = *std::max_element(matrix_.begin(), matrix_.end());
+}
+
+void Group::raise_mismatch() {
+    std::vector<std::pair<std::string, std::vector<int>>> sides;
+    for (int rank = 0; rank < size_; ++rank) {
+        const Call call(members_[rank].card[step_ & 1]);
+        std::string text = call.text();
+        if (call.uneven) {
+            const std::uint64_t* published = rows(rank);
+            for (const bool receiving : {false, true}) {
+                text += receiving ? ", receiving [" : ", sending [";
+                for (int peer = 0; peer < size_; ++peer)
+                    text += format("%s%llu", peer == 0 ? "" : ", ",
+                                   static_cast<unsigned long long>(published[receiving * size_ + peer]));
+                text += "]";
+            }
+        }
+        const auto same = std::find_if(sides.begin(), sides.end(),
+                                       [&](const auto& side) { return side.first == text; });
+        if (same == sides.end()) sides.emplace_back(text, std::vector<int>{rank});
+        else same->second.push_back(rank);
+    }
+    std::string text = format("ranks disagree in call %u of the group", calls_);
+    for (const auto& [call, ranks] : sides)
+        text += format("; %s: %s", name_ranks(ranks).c_str(), call.c_str());
+    throw Failure(Fault::mismatch, text);
+}
+
+void Group::probe(std::size_t bytes) {
+    constexpr auto near = std::chrono::nanoseconds(140);
+    if (size_ == 1 || bytes < 8192 || arena_->crowded() || (probes_++ & 31) != 0) return;
+    auto best = Clock::duration::max();
+    for (int i = 0; i < 6; ++i) {
+        const auto began = Clock::now();
+        barrier();
+        if (i > 0) best = std::min(best, Clock::now() - began);
+    }
+    staging_ = best > near ? Store::streaming : Store::plain;
+}
+
+std::string Group::last_call(int rank) const {
+    const Call even(members_[rank].card[0]);
+    const Call odd(members_[rank].card[1]);
+    const Call& last = even.number > odd.number ? even : odd;
+    if (last.verb == Verb::nothing) return last.text();
+    return format("%s (call %u)", last.text().c_str(), last.number);
+}
+
+std::string Group::who(int rank) const {
+    const int world = world_ranks_[rank];
+    const int pid = arena_->resident(world).pid.load(std::memory_order_relaxed);
+    if (size_ == arena_->size() && world == rank) return format("rank %d (pid %d)", rank, pid);
+    return format("rank %d (world rank %d, pid %d)", rank, world, pid);
+}
+
+}  // namespace unisono

@@ -1,0 +1,175 @@
+// native/group.hpp: one group of ranks in the arena: its lines, its slots, and its steps.
+//
+// Every collective is a row of steps. In a step a rank writes into its own slot, passes a barrier
+// and then reads the slots of others. There are two slots for each rank, used in turn (`parity`), so
+// one barrier a step is enough: whoever writes a slot for step s + 2 has passed the barrier of step
+// s + 1, and its peers reached that one only after they had finished reading step s.
+//
+// The first barrier of a call carries a fingerprint of the call. Every rank compares all of them
+// before it touches data, and since all see the same fingerprints, all come to the same verdict: the
+// call fails everywhere or nowhere, and after a mismatch the group is still in step.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "arena.hpp"
+#include "kernels.hpp"
+
+namespace unisono {
+
+/// One call, as a rank makes it. Counts are in elements.
+struct Request {
+    Verb verb = Verb::nothing;
+    DType dtype = DType::moved;
+    std::uint8_t dtype_code = 0;  ///< the exact code, where several types are only moved
+    std::uint32_t item = 1;       ///< bytes of an element
+    ReduceOp op = ReduceOp::none;
+    double factor = 1;
+    std::int32_t root = -1;
+    const std::byte* source = nullptr;
+    std::byte* target = nullptr;
+    std::uint64_t count = 0;  ///< of the smaller buffer: what one rank gives or gets
+    /// For counts that differ by rank: what this rank sends to and receives from each. Else empty.
+    std::vector<std::uint64_t> sends, receives;
+};
+
+/// A request as others see it. Words are atomic because error messages read them at any time; they
+/// are ordered by the turn counter.
+struct Card {
+    std::atomic<std::uint64_t> words[4];
+};
+
+/// One rank's lines in a group: 128 bytes, written by that rank alone (except `turn.sleepers`).
+struct alignas(128) Member {
+    Signal turn;                               ///< barriers passed or reached
+    std::atomic<std::uint32_t> gave_up{0};     ///< why this rank left the group for good; see Leave
+    std::uint32_t padding = 0;
+    std::atomic<std::uint64_t> fingerprint[2];  ///< by parity; in the same line as the turn
+    alignas(64) Card card[2];                   ///< by parity; read when fingerprints differ
+};
+
+/// Why a rank left: the reason, and in the upper bits 1 + the rank it blames.
+enum class Leave : std::uint32_t { no, closed, timeout, interrupted, lost, memory };
+
+struct alignas(128) GroupHeader {
+    std::uint32_t size;
+    std::uint32_t number;
+    std::uint64_t slot_bytes;
+    std::atomic<std::uint32_t> closed;
+};
+
+/// A group as one rank sees it. Not thread-safe: Worker brings its calls into one order.
+class Group {
+public:
+    /// Prepares the memory of a new group and returns its offset. `whole`: commit all slots at once.
+    static std::size_t prepare(Arena& arena, const std::vector<int>& world_ranks, bool whole);
+
+    /// Joins the group of `size` ranks at `offset` as member `rank`.
+    Group(std::shared_ptr<Arena> arena, std::size_t offset, int rank, int size);
+    ~Group();
+    Group(const Group&) = delete;
+    Group& operator=(const Group&) = delete;
+
+    int rank() const noexcept { return rank_; }
+    int size() const noexcept { return size_; }
+    std::uint32_t number() const noexcept { return header_->number; }
+    int world_rank(int rank) const noexcept { return world_ranks_[rank]; }
+    Arena& arena() const noexcept { return *arena_; }
+
+    /// Runs a collective to its end; throws Failure. Unless it was a mismatch, the group is then
+    /// broken, and says so to the others and to later calls.
+    void run(const Request& request, const Limits& limits);
+
+    /// Leaves the group; closing twice is allowed.
+    void close() noexcept;
+
+    /// Makes a wait of another thread in this group end soon.
+    void stop() noexcept { stopping_.store(true, std::memory_order_relaxed); }
+
+    // ---- for the collectives ----
+
+    /// Begins a step: the other parity's slots are now ours to write.
+    void begin_step() noexcept { ++step_; }
+
+    /// Makes sure that our two slots have pages for `bytes`; at most `slot_bytes`.
+    void need_slot(std::size_t bytes);
+
+    std::byte* slot(int rank) const noexcept {
+        return slots_ + (static_cast<std::size_t>(step_ & 1) * size_ + rank) * slot_bytes_;
+    }
+    std::size_t slot_bytes() const noexcept { return slot_bytes_; }
+
+    /// Publishes the call; the next barrier carries it.
+    void publish(const Request& request);
+
+    /// Tells everyone that we are here and waits until everyone is.
+    void barrier();
+
+    /// After the barrier that carried the call: throws Failure(mismatch) unless all ranks agree.
+    void agree(const Request& request);
+
+    /// Elements that rank `from` sends to rank `to` in the call that was agreed on.
+    std::uint64_t sends(int from, int to) const noexcept {
+        return uneven_ ? matrix_[static_cast<std::size_t>(from * size_ + to)] : share_;
+    }
+
+    /// The most elements that any rank sends to any rank.
+    std::uint64_t largest_share() const noexcept { return largest_; }
+
+    /// How to store into our slot. Plain while the peers share a near cache, streaming while they do
+    /// not: plain stores would have to take each line back from the peer that has read it.
+    Store staging() const noexcept { return staging_; }
+
+    /// Finds out which of the two it is, by timing barriers in every 32nd call of some size. All
+    /// ranks call it at the same point of a call on which they have agreed.
+    void probe(std::size_t bytes);
+
+private:
+    std::uint64_t* rows(int rank) const noexcept {
+        return rows_ + (static_cast<std::size_t>(step_ & 1) * size_ + rank) * 2 * size_;
+    }
+    bool reached(int peer) const noexcept;
+    void wait_for(int peer);
+    void check_peers();
+    [[noreturn]] void expire();
+    void compare_all();
+    [[noreturn]] void raise_mismatch();
+    void give_up(Leave why, int blamed) noexcept;
+    std::string last_call(int rank) const;
+    std::string who(int rank) const;
+
+    std::shared_ptr<Arena> arena_;
+    std::size_t offset_;
+    std::size_t bytes_;
+    std::shared_ptr<Mapping> mapping_;
+    GroupHeader* header_;
+    Member* members_;
+    std::uint64_t* rows_;
+    std::byte* slots_;
+    std::size_t slots_offset_;
+    std::size_t slot_bytes_;
+    std::size_t committed_ = 0;
+    int rank_;
+    int size_;
+    std::vector<int> world_ranks_;
+    std::uint32_t turn_ = 0;
+    std::uint32_t step_ = 0;
+    std::uint32_t calls_ = 0;
+    std::uint32_t probes_ = 0;
+    Store staging_ = Store::plain;
+    bool uneven_ = false;                ///< the agreed call has counts that differ; see matrix_
+    std::uint64_t share_ = 0;
+    std::uint64_t largest_ = 0;
+    std::vector<std::uint64_t> matrix_;  ///< our own copy: peers may already publish the next call
+    const Limits* limits_ = nullptr;
+    std::atomic<bool> stopping_{false};
+    bool closed_ = false;
+    std::unique_ptr<Failure> broken_;  ///< what ended this group
+};
+
+}  // namespace unisono

@@ -1,0 +1,412 @@
+// native/kernels_isa.cpp: the kernels; compiled once for each instruction set into its own namespace.
+//
+// Every loop works on blocks that fit the vector registers: read the block from all sources,
+// combine, store once. The compiler turns the fixed inner loops into vectors; streaming stores and
+// half-precision conversions are the only intrinsics.
+#include <cmath>
+#include <complex>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "kernels.hpp"
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#define UNISONO_TEXT(x) #x
+#define UNISONO_NAME(x) UNISONO_TEXT(x)
+
+namespace unisono::UNISONO_ISA {
+namespace {
+
+// ---- stores ------------------------------------------------------------------------------------
+
+constexpr std::size_t stream_alignment = 16;  // what malloc promises, so user memory can be streamed
+
+bool streamable(const void* to, Store store) noexcept {
+#if defined(__SSE2__)
+    return store == Store::streaming &&
+           reinterpret_cast<std::uintptr_t>(to) % stream_alignment == 0;
+#else
+    (void)to, (void)store;
+    return false;
+#endif
+}
+
+/// Stores a block of N bytes, a multiple of 16; `stream` only where `streamable`.
+template <std::size_t N>
+inline void put(void* to, const void* block, bool stream) noexcept {
+#if defined(__SSE2__)
+    if (stream) {
+        auto* out = static_cast<char*>(to);
+        const auto* in = static_cast<const char*>(block);
+        for (std::size_t i = 0; i < N; i += 16)
+            _mm_stream_si128(reinterpret_cast<__m128i*>(out + i),
+                             _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i)));
+        return;
+    }
+#endif
+    (void)stream;
+    std::memcpy(to, block, N);
+}
+
+constexpr std::size_t copy_block = 256;
+
+void copy(void* to, const void* from, std::size_t bytes, Store store) {
+    if (to == from) return;
+    auto* out = static_cast<char*>(to);
+    const auto* in = static_cast<const char*>(from);
+    const bool stream = streamable(to, store);
+    std::size_t i = 0;
+    if (stream)
+        for (; i + copy_block <= bytes; i += copy_block) put<copy_block>(out + i, in + i, true);
+    else
+        for (; i + copy_block <= bytes; i += copy_block) put<copy_block>(out + i, in + i, false);
+    std::memcpy(out + i, in + i, bytes - i);
+}
+
+void copy_twice(void* to, Store store, void* also, Store also_store, const void* from,
+                std::size_t bytes) {
+    if (to == from) return copy(also, from, bytes, also_store);
+    if (also == from) return copy(to, from, bytes, store);
+    auto* out = static_cast<char*>(to);
+    auto* out_too = static_cast<char*>(also);
+    const auto* in = static_cast<const char*>(from);
+    const bool stream = streamable(to, store);
+    const bool stream_too = streamable(also, also_store);
+    std::size_t i = 0;
+    for (; i + copy_block <= bytes; i += copy_block) {
+        alignas(64) char block[copy_block];
+        std::memcpy(block, in + i, copy_block);
+        put<copy_block>(out + i, block, stream);
+        put<copy_block>(out_too + i, block, stream_too);
+    }
+    std::memcpy(out + i, in + i, bytes - i);
+    std::memcpy(out_too + i, in + i, bytes - i);
+}
+
+// ---- 16-bit floats -----------------------------------------------------------------------------
+
+struct Half { std::uint16_t bits; };
+struct BFloat { std::uint16_t bits; };
+
+inline float from_bits(std::uint32_t bits) noexcept {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+inline std::uint32_t to_bits(float value) noexcept {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+inline float widen(BFloat x) noexcept { return from_bits(std::uint32_t{x.bits} << 16); }
+
+inline BFloat narrow_bfloat(float value) noexcept {
+    const std::uint32_t bits = to_bits(value);
+    const std::uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // nearest, ties to even
+    const std::uint32_t quiet = (bits >> 16) | 0x40;                           // a NaN stays a NaN
+    return {static_cast<std::uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded)};
+}
+
+inline float widen(Half x) noexcept {
+#if defined(__F16C__)
+    return _cvtsh_ss(x.bits);
+#else
+    const std::uint32_t sign = std::uint32_t{x.bits & 0x8000u} << 16;
+    const std::uint32_t body = std::uint32_t{x.bits & 0x7fffu} << 13;
+    if (body >= 0x7c00u << 13)  // infinity or NaN; hardware makes a NaN quiet, so do we
+        return from_bits(sign | 0x7f800000 | body | (body > 0x7c00u << 13 ? 0x400000u : 0u));
+    // The exponent bias differs by 112; the multiplication also normalises subnormal numbers.
+    const float scaled = from_bits(body) * from_bits((254u - 15u) << 23);
+    return from_bits(sign | to_bits(scaled));
+#endif
+}
+
+inline Half narrow_half(float value) noexcept {
+#if defined(__F16C__)
+    return {static_cast<std::uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT))};
+#else
+    const std::uint32_t bits = to_bits(value);
+    const std::uint32_t sign = (bits >> 16) & 0x8000;
+    const std::uint32_t body = bits & 0x7fffffff;
+    std::uint32_t half;
+    if (body > 0x7f800000) {
+        half = 0x7e00 | ((body >> 13) & 0x3ff);
+    } else if (body >= 0x477ff000) {
+        half = 0x7c00;  // rounds to infinity
+    } else if (body < 0x38800000) {
+        // Subnormal: adding 0.5 puts the half's last bit at the float's last bit, and rounds.
+        half = to_bits(from_bits(body) + 0.5f) - to_bits(0.5f);
+    } else {
+        half = (body - (112u << 23) + 0xfff + ((body >> 13) & 1)) >> 13;
+    }
+    return {static_cast<std::uint16_t>(sign | half)};
+#endif
+}
+
+template <class A> inline A convert_out(float value) noexcept;
+template <> inline Half convert_out<Half>(float value) noexcept { return narrow_half(value); }
+template <> inline BFloat convert_out<BFloat>(float value) noexcept { return narrow_bfloat(value); }
+
+/// Reads N elements into the type they are combined in.
+template <class T, class A, std::size_t N>
+inline void load(A* __restrict block, const T* from) noexcept {
+    if constexpr (std::is_same_v<T, Half>) {
+#if defined(__F16C__)
+        for (std::size_t i = 0; i < N; i += 8)
+            _mm256_storeu_ps(block + i, _mm256_cvtph_ps(_mm_loadu_si128(
+                                            reinterpret_cast<const __m128i*>(from + i))));
+#else
+        for (std::size_t i = 0; i < N; ++i) block[i] = widen(from[i]);
+#endif
+    } else if constexpr (std::is_same_v<T, BFloat>) {
+        for (std::size_t i = 0; i < N; ++i) block[i] = widen(from[i]);
+    } else {
+        for (std::size_t i = 0; i < N; ++i) block[i] = static_cast<A>(from[i]);
+    }
+}
+
+/// Rounds N elements back.
+template <class T, class A, std::size_t N>
+inline void unload(T* __restrict out, const A* __restrict block) noexcept {
+    if constexpr (std::is_same_v<T, Half>) {
+#if defined(__F16C__)
+        for (std::size_t i = 0; i < N; i += 8)
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
+                             _mm256_cvtps_ph(_mm256_loadu_ps(block + i), _MM_FROUND_TO_NEAREST_INT));
+#else
+        for (std::size_t i = 0; i < N; ++i) out[i] = narrow_half(block[i]);
+#endif
+    } else if constexpr (std::is_same_v<T, BFloat>) {
+        for (std::size_t i = 0; i < N; ++i) out[i] = narrow_bfloat(block[i]);
+    } else {
+        for (std::size_t i = 0; i < N; ++i) out[i] = static_cast<T>(block[i]);
+    }
+}
+
+template <class T> inline auto widen_one(T x) noexcept {
+    if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat>) return widen(x);
+    else return x;
+}
+
+template <class T, class A> inline T narrow_one(A x) noexcept {
+    if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat>) return convert_out<T>(x);
+    else return static_cast<T>(x);
+}
+
+// ---- operators: combine(a, b) for the accumulator type A ---------------------------------------
+
+template <class R> struct Complex { R real, imaginary; };
+
+// Signed sums and products wrap, as NumPy's and torch's do: they are computed without a sign, small
+// ones in 32 bits so that they are not promoted to signed int.
+template <class A> struct Unsigned { using type = std::make_unsigned_t<A>; };
+template <> struct Unsigned<__int128> { using type = unsigned __int128; };
+template <> struct Unsigned<unsigned __int128> { using type = unsigned __int128; };
+
+template <class A> inline constexpr bool whole = std::is_integral_v<A> ||
+                                                 std::is_same_v<A, __int128> ||
+                                                 std::is_same_v<A, unsigned __int128>;
+
+template <class A> inline A add(A a, A b) noexcept {
+    if constexpr (whole<A>) {
+        using U = typename Unsigned<A>::type;
+        return static_cast<A>(static_cast<U>(static_cast<U>(a) + static_cast<U>(b)));
+    } else {
+        return a + b;
+    }
+}
+template <class R> inline Complex<R> add(Complex<R> a, Complex<R> b) noexcept {
+    return {a.real + b.real, a.imaginary + b.imaginary};
+}
+
+template <class A> inline A multiply(A a, A b) noexcept {
+    if constexpr (std::is_integral_v<A>) {
+        using U = std::conditional_t<(sizeof(A) < 4), std::uint32_t, std::make_unsigned_t<A>>;
+        return static_cast<A>(static_cast<U>(a) * static_cast<U>(b));
+    } else {
+        return a * b;
+    }
+}
+template <class R> inline Complex<R> multiply(Complex<R> a, Complex<R> b) noexcept {
+    return {a.real * b.real - a.imaginary * b.imaginary,
+            a.real * b.imaginary + a.imaginary * b.real};
+}
+
+struct Sum { template <class A> static A combine(A a, A b) noexcept { return add(a, b); } };
+struct Product { template <class A> static A combine(A a, A b) noexcept { return multiply(a, b); } };
+// A NaN is handed on, the first one if there are several: b is taken if it is not on the far side of
+// a and a is a number.
+struct Min {
+    template <class A> static A combine(A a, A b) noexcept {
+        if constexpr (std::is_floating_point_v<A>) return !(b >= a) & (a == a) ? b : a;
+        else return b < a ? b : a;
+    }
+};
+struct Max {
+    template <class A> static A combine(A a, A b) noexcept {
+        if constexpr (std::is_floating_point_v<A>) return !(b <= a) & (a == a) ? b : a;
+        else return b > a ? b : a;
+    }
+};
+struct And { template <class A> static A combine(A a, A b) noexcept { return a & b; } };
+struct Or { template <class A> static A combine(A a, A b) noexcept { return a | b; } };
+struct Xor { template <class A> static A combine(A a, A b) noexcept { return a ^ b; } };
+
+// ---- what happens to each operand first, and to the result last --------------------------------
+
+struct Keep {
+    template <class A> A operator()(A x) const noexcept { return x; }
+};
+struct Scale {
+    double factor;
+    template <class A> A operator()(A x) const noexcept { return x * static_cast<A>(factor); }
+    template <class R> Complex<R> operator()(Complex<R> x) const noexcept {
+        // The factor is the complex number (factor, 0); multiplied out, so that signed zeros and
+        // infinities come out as from any complex product.
+        return multiply(x, Complex<R>{static_cast<R>(factor), R{0}});
+    }
+};
+struct Divide {
+    int by;
+    template <class A> A operator()(A x) const noexcept { return x / static_cast<A>(by); }
+    template <class R> Complex<R> operator()(Complex<R> x) const noexcept {
+        return {x.real / static_cast<R>(by), x.imaginary / static_cast<R>(by)};
+    }
+};
+
+// ---- the loop ----------------------------------------------------------------------------------
+
+struct Job {
+    void* to;
+    Store store;
+    void* also;
+    Store also_store;
+    const void* const* from;
+    int sources;
+    std::size_t count;
+};
+
+/// T: element, A: what it is combined in. Reads each source once and stores each result once.
+template <class T, class A, class Op, class First, class Last>
+void loop(const Job& job, First first, Last last) noexcept {
+    constexpr std::size_t block = sizeof(A) >= 16 ? 16 : 256 / sizeof(A);
+    auto* to = static_cast<T*>(job.to);
+    auto* also = static_cast<T*>(job.also);
+    const auto* const* from = reinterpret_cast<const T* const*>(job.from);
+    const bool stream = streamable(to, job.store);
+    const bool stream_too = also != nullptr && streamable(also, job.also_store);
+    std::size_t i = 0;
+    for (; i + block <= job.count; i += block) {
+        alignas(64) A total[block];
+        load<T, A, block>(total, from[0] + i);
+        for (std::size_t j = 0; j < block; ++j) total[j] = first(total[j]);
+        for (int s = 1; s < job.sources; ++s) {
+            alignas(64) A operand[block];
+            load<T, A, block>(operand, from[s] + i);
+            for (std::size_t j = 0; j < block; ++j)
+                total[j] = Op::combine(total[j], first(operand[j]));
+        }
+        for (std::size_t j = 0; j < block; ++j) total[j] = last(total[j]);
+        alignas(64) T out[block];
+        unload<T, A, block>(out, total);
+        put<block * sizeof(T)>(to + i, out, stream);
+        if (also != nullptr) put<block * sizeof(T)>(also + i, out, stream_too);
+    }
+    for (; i < job.count; ++i) {
+        A total = first(static_cast<A>(widen_one(from[0][i])));
+        for (int s = 1; s < job.sources; ++s)
+            total = Op::combine(total, first(static_cast<A>(widen_one(from[s][i]))));
+        const T out = narrow_one<T>(last(total));
+        to[i] = out;
+        if (also != nullptr) also[i] = out;
+    }
+}
+
+bool reduce_bool(ReduceOp op, const Job& job) {
+    using T = std::uint8_t;
+    switch (op) {
+        case ReduceOp::sum: case ReduceOp::max: case ReduceOp::bor:
+            return loop<T, T, Or>(job, Keep{}, Keep{}), true;
+        case ReduceOp::product: case ReduceOp::min: case ReduceOp::band:
+            return loop<T, T, And>(job, Keep{}, Keep{}), true;
+        case ReduceOp::bxor: return loop<T, T, Xor>(job, Keep{}, Keep{}), true;
+        default: return false;
+    }
+}
+
+template <class T> bool reduce_integer(ReduceOp op, const Job& job) {
+    // An average is exact: the sum is taken in a type that cannot overflow.
+    using Small = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
+    using Large = std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>;
+    using Wide = std::conditional_t<(sizeof(T) < 8), Small, Large>;
+    switch (op) {
+        case ReduceOp::sum: return loop<T, T, Sum>(job, Keep{}, Keep{}), true;
+        case ReduceOp::product: return loop<T, T, Product>(job, Keep{}, Keep{}), true;
+        case ReduceOp::min: return loop<T, T, Min>(job, Keep{}, Keep{}), true;
+        case ReduceOp::max: return loop<T, T, Max>(job, Keep{}, Keep{}), true;
+        case ReduceOp::band: return loop<T, T, And>(job, Keep{}, Keep{}), true;
+        case ReduceOp::bor: return loop<T, T, Or>(job, Keep{}, Keep{}), true;
+        case ReduceOp::bxor: return loop<T, T, Xor>(job, Keep{}, Keep{}), true;
+        case ReduceOp::avg: return loop<T, Wide, Sum>(job, Keep{}, Divide{job.sources}), true;
+        default: return false;
+    }
+}
+
+template <class T, class A> bool reduce_float(ReduceOp op, double factor, const Job& job) {
+    switch (op) {
+        case ReduceOp::sum: return loop<T, A, Sum>(job, Keep{}, Keep{}), true;
+        case ReduceOp::product: return loop<T, A, Product>(job, Keep{}, Keep{}), true;
+        case ReduceOp::min: return loop<T, A, Min>(job, Keep{}, Keep{}), true;
+        case ReduceOp::max: return loop<T, A, Max>(job, Keep{}, Keep{}), true;
+        case ReduceOp::avg: return loop<T, A, Sum>(job, Keep{}, Divide{job.sources}), true;
+        case ReduceOp::premul_sum: return loop<T, A, Sum>(job, Scale{factor}, Keep{}), true;
+        default: return false;
+    }
+}
+
+template <class R> bool reduce_complex(ReduceOp op, double factor, const Job& job) {
+    using T = Complex<R>;
+    switch (op) {
+        case ReduceOp::sum: return loop<T, T, Sum>(job, Keep{}, Keep{}), true;
+        case ReduceOp::product: return loop<T, T, Product>(job, Keep{}, Keep{}), true;
+        case ReduceOp::avg: return loop<T, T, Sum>(job, Keep{}, Divide{job.sources}), true;
+        case ReduceOp::premul_sum: return loop<T, T, Sum>(job, Scale{factor}, Keep{}), true;
+        default: return false;
+    }
+}
+
+bool reduce(DType dtype, ReduceOp op, double factor, void* to, Store store, void* also,
+            Store also_store, const void* const* from, int sources, std::size_t count) {
+    const Job job{to, store, also, also_store, from, sources, count};
+    switch (dtype) {
+        case DType::boolean: return reduce_bool(op, job);
+        case DType::int8: return reduce_integer<std::int8_t>(op, job);
+        case DType::int16: return reduce_integer<std::int16_t>(op, job);
+        case DType::int32: return reduce_integer<std::int32_t>(op, job);
+        case DType::int64: return reduce_integer<std::int64_t>(op, job);
+        case DType::uint8: return reduce_integer<std::uint8_t>(op, job);
+        case DType::uint16: return reduce_integer<std::uint16_t>(op, job);
+        case DType::uint32: return reduce_integer<std::uint32_t>(op, job);
+        case DType::uint64: return reduce_integer<std::uint64_t>(op, job);
+        case DType::float16: return reduce_float<Half, float>(op, factor, job);
+        case DType::bfloat16: return reduce_float<BFloat, float>(op, factor, job);
+        case DType::float32: return reduce_float<float, float>(op, factor, job);
+        case DType::float64: return reduce_float<double, double>(op, factor, job);
+        case DType::complex64: return reduce_complex<float>(op, factor, job);
+        case DType::complex128: return reduce_complex<double>(op, factor, job);
+        default: return false;
+    }
+}
+
+}  // namespace
+
+extern const Kernels table;
+const Kernels table{UNISONO_NAME(UNISONO_ISA), copy, copy_twice, reduce};
+
+}  // namespace unisono::UNISONO_ISA

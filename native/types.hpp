@@ -1,0 +1,62 @@
+// native/types.hpp: element types, operators and verbs, with the numbers that Python uses too.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace unisono {
+
+/// Codes as in src/unisono/core/dtypes.py. From `moved` on a type is only carried, not reduced.
+enum class DType : std::uint8_t {
+    boolean, int8, int16, int32, int64, uint8, uint16, uint32, uint64,
+    float16, bfloat16, float32, float64, complex64, complex128, moved
+};
+
+enum class ReduceOp : std::uint8_t {
+    sum, product, min, max, band, bor, bxor, avg, premul_sum, none
+};
+
+enum class Verb : std::uint8_t {
+    nothing, broadcast, reduce, all_reduce, reduce_scatter, gather, all_gather, scatter, all_to_all,
+    barrier, send, recv
+};
+
+const char* name(DType dtype) noexcept;
+const char* name(ReduceOp op) noexcept;
+const char* name(Verb verb) noexcept;
+
+/// What went wrong, in the terms of src/unisono/errors.py.
+enum class Fault : std::uint8_t {
+    mismatch,     ///< ranks disagree about the call
+    lost,         ///< a peer ended or left
+    timeout,      ///< the deadline passed
+    interrupted,  ///< the caller's interrupt check said stop (Ctrl-C)
+    memory,       ///< the host has not enough shared memory
+    closed,       ///< the group is closed or broken
+    system        ///< the operating system refused something
+};
+
+/// The one exception of the native code. `ranks` are ranks of the group that was called.
+class Failure : public std::exception {
+public:
+    Failure(Fault fault, std::string text, std::vector<int> ranks = {})
+        : fault(fault), text(std::move(text)), ranks(std::move(ranks)) {}
+
+    const char* what() const noexcept override { return text.c_str(); }
+
+    Fault fault;
+    std::string text;
+    std::vector<int> ranks;
+};
+
+/// Printf into a string: messages are made on cold paths only.
+[[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
+
+/// "rank 2" or "ranks 0, 1, 3".
+std::string name_ranks(const std::vector<int>& ranks);
+
+}  // namespace unisono

@@ -1,0 +1,33 @@
+// native/wait.cpp: the futex calls and the waiting policy.
+#include "wait.hpp"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
+#include <ctime>
+
+namespace unisono {
+
+void sleep_on(Signal& signal, std::uint32_t seen, std::chrono::nanoseconds longest) noexcept {
+    const auto nanoseconds = longest.count() < 0 ? 0 : longest.count();
+    const timespec duration{static_cast<time_t>(nanoseconds / 1'000'000'000),
+                            static_cast<long>(nanoseconds % 1'000'000'000)};
+    // Not FUTEX_PRIVATE: the word is shared between processes. A signal ends the wait (EINTR).
+    syscall(SYS_futex, &signal.value, FUTEX_WAIT, seen, &duration, nullptr, 0);
+}
+
+void wake_all(Signal& signal) noexcept {
+    syscall(SYS_futex, &signal.value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void yield_core() noexcept { sched_yield(); }
+
+Patience choose_patience(bool crowded, bool one_session) noexcept {
+    if (!crowded) return {4000, 50};
+    return {0, one_session ? 200 : 5};
+}
+
+}  // namespace unisono

@@ -1,0 +1,125 @@
+// native/wait.hpp: waiting for a word of shared memory: spin, then yield, then sleep in the kernel.
+#pragma once
+
+#include <atomic>
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+
+#include "types.hpp"
+
+namespace unisono {
+
+using Clock = std::chrono::steady_clock;
+
+/// A word that others wait on. It stands alone on two cache lines' worth of its owner's memory,
+/// because the neighbour prefetcher pulls lines in pairs.
+struct Signal {
+    std::atomic<std::uint32_t> value{0};
+    std::atomic<std::uint32_t> sleepers{0};
+};
+
+/// How long to try before sleeping. With a core for each rank, spin: the peer is about to come. With
+/// fewer cores spinning only keeps the peer from running, so hand the core over instead.
+struct Patience {
+    int spins = 0;
+    int yields = 0;
+};
+
+/// What a caller brings to a wait: its deadline, and how to notice Ctrl-C.
+struct Limits {
+    double seconds = 1800;
+    bool (*interrupted)() = nullptr;  ///< asked after signals and now and then; true: give up
+};
+
+inline void pause() noexcept {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+/// One slice of sleep: long enough to cost nothing, short enough to notice a death soon.
+inline constexpr std::chrono::milliseconds slice{20};
+
+/// Sleeps until `signal.value` is not `seen` any more, a slice has passed, or a signal arrived.
+/// The caller has announced itself in `sleepers`.
+void sleep_on(Signal& signal, std::uint32_t seen, std::chrono::nanoseconds longest) noexcept;
+
+/// Wakes everyone who sleeps on the signal.
+void wake_all(Signal& signal) noexcept;
+
+/// Sets the signal and wakes sleepers, if there are any. What was written before is visible to
+/// whoever sees the value. seq_cst: pairs with `Sleeper`, which announces itself and then looks at
+/// the value again; either it sees the new value, or we see the announcement.
+inline void post(Signal& signal, std::uint32_t value) noexcept {
+    signal.value.store(value, std::memory_order_seq_cst);
+    if (signal.sleepers.load(std::memory_order_seq_cst) != 0) wake_all(signal);
+}
+
+/// Adds one to a signal that several peers ring.
+inline void ring(Signal& signal) noexcept {
+    signal.value.fetch_add(1, std::memory_order_seq_cst);  // pairs with Sleeper, as in post()
+    if (signal.sleepers.load(std::memory_order_seq_cst) != 0) wake_all(signal);
+}
+
+/// Announces a sleeper for as long as it lives.
+class Sleeper {
+public:
+    explicit Sleeper(Signal& signal) noexcept : signal_(signal) {
+        signal_.sleepers.fetch_add(1, std::memory_order_seq_cst);  // pairs with post() and ring()
+    }
+    ~Sleeper() { signal_.sleepers.fetch_sub(1, std::memory_order_relaxed); }
+    Sleeper(const Sleeper&) = delete;
+    Sleeper& operator=(const Sleeper&) = delete;
+
+private:
+    Signal& signal_;
+};
+
+/// Waits until `ready()`. On the slow path `check(waited)` is called before every slice of sleep and
+/// may throw: it looks for dead peers. Ctrl-C and the deadline are looked after here; at the
+/// deadline `expired()` is called and must throw.
+template <class Ready, class Check, class Expired>
+void wait_until(Signal& signal, const Patience& patience, const Limits& limits, Ready ready,
+                Check check, Expired expired);
+
+/// The patience for ranks that do (`crowded`) or do not share cores. sched_yield only hands the core to
+/// a process of the same session where the kernel groups sessions (autogroup).
+Patience choose_patience(bool crowded, bool one_session) noexcept;
+
+// ---- details -----------------------------------------------------------------------------------
+
+void yield_core() noexcept;
+
+template <class Ready, class Check, class Expired>
+void wait_until(Signal& signal, const Patience& patience, const Limits& limits, Ready ready,
+                Check check, Expired expired) {
+    if (ready()) return;
+    for (int i = 0; i < patience.spins; ++i) {
+        if (ready()) return;
+        pause();
+    }
+    for (int i = 0; i < patience.yields; ++i) {
+        if (ready()) return;
+        yield_core();
+    }
+    const auto began = Clock::now();
+    const auto deadline = began + std::chrono::duration_cast<Clock::duration>(
+                                      std::chrono::duration<double>(limits.seconds));
+    const Sleeper sleeper(signal);
+    for (;;) {
+        const std::uint32_t seen = signal.value.load(std::memory_order_seq_cst);
+        if (ready()) return;
+        check();
+        if (ready()) return;  // a peer may have answered and then died
+        const auto now = Clock::now();
+        if (now >= deadline) expired();
+        if (limits.interrupted != nullptr && limits.interrupted())
+            throw Failure(Fault::interrupted, "interrupted");
+        sleep_on(signal, seen, std::min<Clock::duration>(slice, deadline - now));
+    }
+}
+
+}  // namespace unisono

@@ -1,0 +1,119 @@
+// native/worker.cpp: the queue of a group and its thread.
+#include "worker.hpp"
+
+#include <utility>
+
+namespace unisono {
+
+namespace {
+
+constexpr auto idle_time = std::chrono::seconds(1);  // how long a thread without work stays
+
+}  // namespace
+
+void Completion::finish(std::unique_ptr<Failure> failure) noexcept {
+    failure_ = std::move(failure);
+    post(signal_, 1);  // pairs with the acquire in done()
+}
+
+bool Completion::wait(const Limits& limits) {
+    if (done()) return true;
+    const auto deadline = Clock::now() + std::chrono::duration<double>(limits.seconds);
+    const Sleeper sleeper(signal_);
+    while (!done()) {
+        const auto now = Clock::now();
+        if (now >= deadline) return false;
+        if (limits.interrupted != nullptr && limits.interrupted())
+            throw Failure(Fault::interrupted, "interrupted");
+        const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - now);
+        sleep_on(signal_, 0, std::min<std::chrono::nanoseconds>(slice, left));
+    }
+    return true;
+}
+
+Worker::~Worker() { close(0); }
+
+void Worker::run(const Request& request, const Limits& limits) {
+    std::unique_lock lock(mutex_);
+    if (!busy_ && queue_.empty()) {
+        busy_ = true;
+        lock.unlock();
+        try {
+            group_->run(request, limits);
+        } catch (...) {
+            lock.lock();
+            busy_ = false;
+            changed_.notify_all();
+            throw;
+        }
+        lock.lock();
+        busy_ = false;
+        if (serving_ || closed_) changed_.notify_all();
+        return;
+    }
+    lock.unlock();
+    const auto completion = start(request, limits.seconds);
+    completion->wait({1e18, limits.interrupted});  // the call itself keeps the deadline
+    if (const Failure* failure = completion->failure()) throw Failure(*failure);
+}
+
+std::shared_ptr<Completion> Worker::start(Request request, double seconds) {
+    auto completion = std::make_shared<Completion>();
+    const std::lock_guard lock(mutex_);
+    if (closed_) throw Failure(Fault::closed, "the group is closed; make a new one");
+    queue_.push_back({std::move(request), seconds, completion});
+    if (!serving_) {
+        if (thread_.joinable()) thread_.join();  // it has decided to end, and holds no lock any more
+        serving_ = true;
+        thread_ = std::thread([this] { serve(); });
+    }
+    changed_.notify_all();
+    return completion;
+}
+
+void Worker::serve() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+        const bool work = changed_.wait_for(lock, idle_time, [&] {
+            return closed_ || (!busy_ && !queue_.empty());
+        });
+        if (queue_.empty() && (closed_ || !work) && !busy_) break;
+        if (busy_ || queue_.empty()) continue;
+        Task task = std::move(queue_.front());
+        queue_.pop_front();
+        busy_ = true;
+        lock.unlock();
+        std::unique_ptr<Failure> failure;
+        try {
+            group_->run(task.request, {task.seconds, nullptr});
+        } catch (const Failure& caught) {
+            failure = std::make_unique<Failure>(caught);
+        }
+        lock.lock();
+        busy_ = false;
+        task.completion->finish(std::move(failure));
+        changed_.notify_all();
+    }
+    serving_ = false;
+}
+
+void Worker::close(double drain_seconds) noexcept {
+    std::unique_lock lock(mutex_);
+    if (!closed_) {
+        changed_.wait_for(lock, std::chrono::duration<double>(drain_seconds),
+                          [&] { return !busy_ && queue_.empty(); });
+        closed_ = true;
+        group_->stop();
+        for (Task& task : queue_)
+            task.completion->finish(std::make_unique<Failure>(Fault::closed, "the group was closed "
+                                                              "before this call had begun"));
+        queue_.clear();
+        changed_.notify_all();
+    }
+    changed_.wait(lock, [&] { return !busy_; });
+    lock.unlock();
+    if (thread_.joinable() && thread_.get_id() != std::this_thread::get_id()) thread_.join();
+    group_->close();
+}
+
+}  // namespace unisono

@@ -1,0 +1,69 @@
+"""What native/bind.cpp gives to Python."""
+
+class Pending:
+    def done(self) -> bool: ...
+    def wait(self, seconds: float) -> bool: ...
+    def check(self) -> None: ...
+    @property
+    def source(self) -> int: ...
+
+class Job:
+    def __init__(self, fd: int, rank: int) -> None: ...
+    def meet(self) -> None: ...
+    def crowded(self) -> bool: ...
+    def world_offset(self) -> int: ...
+    def close(self, drain_seconds: float) -> None: ...
+
+class Communicator:
+    def __init__(self, job: Job, offset: int, rank: int, size: int) -> None: ...
+    def collective(
+        self,
+        verb: int,
+        source: int,
+        target: int,
+        count: int,
+        dtype: int,
+        item: int,
+        op: int,
+        factor: float,
+        root: int,
+        seconds: float,
+        blocking: bool,
+        /,
+    ) -> Pending | None: ...
+    def collective_uneven(
+        self,
+        verb: int,
+        source: int,
+        target: int,
+        count: int,
+        dtype: int,
+        item: int,
+        op: int,
+        factor: float,
+        root: int,
+        seconds: float,
+        blocking: bool,
+        sends: list[int],
+        receives: list[int],
+        /,
+    ) -> Pending | None: ...
+    def message(
+        self,
+        sending: bool,
+        data: int,
+        count: int,
+        dtype: int,
+        item: int,
+        peer: int,
+        tag: int,
+        seconds: float,
+        blocking: bool,
+        /,
+    ) -> Pending: ...
+    def split(self, ranks: list[int], key: int, seconds: float) -> Communicator: ...
+    def close(self, drain_seconds: float) -> None: ...
+
+def create(size: int) -> int: ...
+def isa() -> str: ...
+def tables() -> dict[str, dict[str, int]]: ...
