@@ -233,9 +233,21 @@ template <class A> inline A multiply(A a, A b) noexcept {
         return a * b;
     }
 }
+
+/// Hides a value from the optimiser: GCC 12 fuses the multiplication and addition of a complex product
+/// even where contraction is off, and a fused result has other bits.
+template <class R> inline R rounded(R x) noexcept {
+#if defined(__x86_64__)
+    asm("" : "+x"(x));
+#elif defined(__aarch64__)
+    asm("" : "+w"(x));
+#endif
+    return x;
+}
+
 template <class R> inline Complex<R> multiply(Complex<R> a, Complex<R> b) noexcept {
-    return {a.real * b.real - a.imaginary * b.imaginary,
-            a.real * b.imaginary + a.imaginary * b.real};
+    return {rounded(a.real * b.real) - rounded(a.imaginary * b.imaginary),
+            rounded(a.real * b.imaginary) + rounded(a.imaginary * b.real)};
 }
 
 struct Sum { template <class A> static A combine(A a, A b) noexcept { return add(a, b); } };

@@ -160,10 +160,12 @@ def _view_mindspore(tensor: Any) -> Buffer:
     sys.modules["mindspore"].runtime.synchronize()  # operators before us may still be writing
     if tensor.is_contiguous():
         return Buffer(tensor.data_ptr(), count, dtype, tensor)
-    # Its own copy_ does not write strided CPU memory, so NumPy looks at the same strides.
-    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))
+    # Its own copy_ does not write strided CPU memory, so NumPy looks at the same strides; those of
+    # stride(), for `strides` tells what they would be if the tensor were contiguous.
+    strides = [step * dtype.itemsize for step in tensor.stride()]
+    reach = sum((n - 1) * s for n, s in zip(tensor.shape, strides, strict=True))
     memory = (ctypes.c_char * (reach + dtype.itemsize)).from_address(tensor.data_ptr())
-    array = np.ndarray(tensor.shape, dtype.storage, memory, strides=tensor.strides)
+    array = np.ndarray(tensor.shape, dtype.storage, memory, strides=strides)
     buffer = _view_numpy(array)
     buffer.dtype = dtype
     buffer.owner = (tensor, buffer.owner)
@@ -259,7 +261,9 @@ def _describe(tensor: Any) -> str:
 def overlap(first: Buffer, second: Buffer) -> bool:
     """Tell whether two buffers share memory."""
     return (
-        first.address < second.address + second.nbytes
+        first.nbytes > 0
+        and second.nbytes > 0
+        and first.address < second.address + second.nbytes
         and second.address < first.address + first.nbytes
     )
 

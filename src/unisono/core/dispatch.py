@@ -77,7 +77,7 @@ def _reduce(group: Group, src: Buffer, dst: Buffer | None, op: ReduceOp, root: i
 
 
 def _all_reduce(group: Group, src: Buffer, dst: Buffer, op: ReduceOp) -> Buffer:
-    if op.name not in src.dtype.operators:
+    if type(op) is not ReduceOp or op.name not in src.dtype.operators:
         _check_operator(src, op)
     if src is not dst:
         _check_pair(src, dst)
@@ -187,6 +187,8 @@ def _check_root(group: Group, root: int) -> None:
 
 
 def _check_rank(group: Group, rank: int, name: str) -> None:
+    if not hasattr(rank, "__index__"):
+        raise ArgumentTypeError(f"{name} must be a rank of the group, got {rank!r}")
     if not 0 <= rank < group.size:
         raise ArgumentError(f"{name} {rank} is out of range: the group has ranks 0 to {group.size - 1}")
 

@@ -63,6 +63,10 @@ class Work(ABC):
         if not self._settled:
             try:
                 self._block(timeout)
+            except CommTimeout:
+                # `timeout` passed, or the deadline. The call may have ended just after the former.
+                if not self.is_completed():
+                    raise
             except UnisonoError as error:
                 if not self._poll():
                     raise

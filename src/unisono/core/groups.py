@@ -110,11 +110,13 @@ _thread = threading.local()
 _forked = False
 
 
-def init(engine: str | None = None, timeout: float | None = None) -> Group:
+def init(
+    engine: str | None = None, timeout: float | None = None, *, claimed: bool = True
+) -> Group:
     """Join the world that the launcher described, and return it.
 
     In a rank that `unisono.spawn` or a test started the world is there already: the first call
-    returns it.
+    returns it (whoever starts the rank leaves the world not `claimed`).
     """
     state = _state()
     if state is not None and state.world is not None:
@@ -124,7 +126,7 @@ def init(engine: str | None = None, timeout: float | None = None) -> Group:
         return state.world
     launch = rendezvous.find()
     chosen = registry.choose(engine, launch)
-    return install(chosen.open(launch, rendezvous.timeout(timeout)))
+    return install(chosen.open(launch, rendezvous.timeout(timeout)), claimed=claimed)
 
 
 def install(engine: Engine, *, in_thread: bool = False, claimed: bool = True) -> Group:

@@ -27,13 +27,22 @@ def load(name: str) -> type[Engine]:
     base = name.partition(":")[0]
     if base not in points:
         raise ArgumentError(f"no engine {name!r}; installed: {', '.join(sorted(points))}")
-    engine: type[Engine] = points[base].load()
+    try:
+        engine: type[Engine] = points[base].load()
+    except (ImportError, AttributeError) as error:
+        raise LaunchError(f"engine {name!r} cannot be imported: {error}") from error
     return engine
 
 
 def available() -> dict[str, str | None]:
     """Each installed engine with the reason why it cannot run here, or None."""
-    return {name: load(name).unavailable() for name in names()}
+    reasons: dict[str, str | None] = {}
+    for name in names():
+        try:
+            reasons[name] = load(name).unavailable()
+        except LaunchError as error:
+            reasons[name] = str(error)
+    return reasons
 
 
 def choose(name: str | None, launch: Launch) -> type[Engine]:

@@ -40,18 +40,17 @@ def combine(op: ReduceOp, operands: Sequence[Array]) -> Array:
     if name == "avg" and dtype.kind in "iu":
         return _integer_average(operands)
     wide = dtype if dtype.isbuiltin == 1 and dtype != np.float16 else np.dtype(np.float32)
-    # Parts of a complex number are scaled each for itself, as the native kernel does: a product
-    # with (factor + 0j) would turn an infinity in one part into a NaN in the other.
-    real = np.zeros(0, wide).real.dtype
     with np.errstate(all="ignore"):
         values = [operand.astype(wide) for operand in operands]
         if name == "premul_sum":
-            values = [(value.view(real) * real.type(op.factor)).view(wide) for value in values]
+            values = [_times(value, wide.type(op.factor)) for value in values]
         result = values[0]
         for value in values[1:]:
             result = _PAIR[name](result, value)
         if name == "avg":
-            result = (result.view(real) / real.type(len(operands))).view(wide)
+            # Parts of a complex number are divided each for itself, as the native kernel does.
+            flat = result.view(result.real.dtype) if wide.kind == "c" else result
+            result = (flat / flat.dtype.type(len(operands))).view(wide)
         return result.astype(dtype)
 
 
@@ -63,9 +62,9 @@ def _larger(a: Array, b: Array) -> Array:
     return np.where(~(b <= a) & (a == a), b, a)
 
 
-def _times(a: Array, b: Array) -> Array:
+def _times(a: Array, b: Any) -> Array:
     if a.dtype.kind != "c":
-        return np.multiply(a, b)
+        return np.asarray(a * b)
     # NumPy fuses steps of a complex product where the CPU can, so its bits depend on the machine.
     product = np.empty_like(a)
     product.real = a.real * b.real - a.imag * b.imag

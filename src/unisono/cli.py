@@ -1,0 +1,49 @@
+"""The command line: `unisono run`, `demo`, `bench`, `doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+import unisono
+from unisono.errors import UnisonoError
+
+__all__ = ["main"]
+
+#: Each command: the module that has its `configure(parser)` and `main(arguments)`, and its help.
+_COMMANDS = {
+    "run": ("unisono.launch", "start a script on several ranks of this host"),
+    "demo": ("unisono.demo", "show the collectives in both dialects on four ranks"),
+    "bench": ("unisono.bench", "measure latency and bandwidth"),
+    "doctor": ("unisono.doctor", "tell which engines and frameworks run here, and why not"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 fine, 1 found something, 2 wrong usage."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="unisono", description="Collectives in PyTorch's words or MindSpore's."
+    )
+    parser.add_argument("--version", action="version", version=f"unisono {unisono.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+    # Only the command that is asked for is imported, so that help comes at once.
+    asked = next((word for word in words if not word.startswith("-")), None)
+    for name, (module_name, text) in _COMMANDS.items():
+        # Abbreviations would take flags that somebody meant for a script.
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        if name == asked:
+            module = importlib.import_module(module_name)
+            module.configure(command)
+            command.set_defaults(main=module.main)
+    arguments = parser.parse_args(words)
+    try:
+        code: int = arguments.main(arguments)
+    except UnisonoError as error:
+        print(f"unisono: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return code

@@ -1,0 +1,42 @@
+"""The fixtures of the conformance suite: `engine`, `ranks` and `world`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import worlds
+
+pytest_plugins = ["pytester"]
+
+
+def pytest_report_header() -> str:
+    return f"unisono engines under test: {', '.join(worlds.engines())}"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    # Session scope makes pytest group the tests by engine and size, so that pools are reused.
+    if "engine" in metafunc.fixturenames:
+        metafunc.parametrize("engine", worlds.engines(), scope="session")
+
+
+@pytest.fixture(scope="session", params=[1, 2, 3, 4, 8], ids="{}-ranks".format)
+def ranks(request: pytest.FixtureRequest) -> int:
+    """How many ranks the world has: alone, a pair, odd, even, more than cores."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def all_worlds() -> Iterator[worlds.Worlds]:
+    """The pools of this test session."""
+    every = worlds.Worlds()
+    yield every
+    every.close()
+
+
+@pytest.fixture(scope="session")
+def world(all_worlds: worlds.Worlds, engine: str) -> Callable[..., list]:
+    """`world(n, function, *args)` runs `function(group, *args)` on n ranks of the engine."""
+    return functools.partial(all_worlds.run, engine)
