@@ -11,7 +11,7 @@ from typing import Any
 
 from unisono.core import buffers
 from unisono.core.buffers import Buffer
-from unisono.core.engine import Counts, ReduceOp, Work
+from unisono.core.engine import DONE, Counts, ReduceOp, Work
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError, NotReady, UnisonoError, Unsupported
 
@@ -30,11 +30,13 @@ def start(verb: str, group: Group, blocking: bool, *arguments: Any) -> Work:
         destination = _CHECKS[verb](group, *arguments)
         group.calls += 1
         work: Work = getattr(engine, verb)(*arguments, blocking)
+        if destination is not None and destination.copy_back is not None:
+            work.then(destination.copy_back)
+        if blocking and work is not DONE:
+            work.wait()  # it has ended; this notes its outcome and copies its result back
     except UnisonoError as error:
         error.add_note(_where(verb, group))
         raise
-    if destination is not None and destination.copy_back is not None:
-        work.then(destination.copy_back)
     if not blocking:
         work.where = _where(verb, group)
     return work

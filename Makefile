@@ -1,0 +1,87 @@
+# One word for each task. Everything is made in .venv (and .venv-mindspore), nothing elsewhere.
+#
+#   make demo       the collectives on four ranks
+#   make test       everything that CI runs: lint, types, C++ tests, Python tests, MindSpore tests
+#   make sanitize   the C++ tests under address, undefined and thread sanitizers
+#   make bench      the table in the README
+#   make lint       ruff, mypy, clang-format;   make format   mends what they can mend
+PYTHON ?= python3
+SHELL := /bin/bash
+BIN := .venv/bin
+SPORE := .venv-mindspore/bin
+SOURCES := $(shell find src native -type f \( -name '*.py' -o -name '*.pyi' -o -name '*.toml' -o -name '*.[ch]pp' \)) \
+           CMakeLists.txt pyproject.toml README.md
+CPP := $(shell find native -name '*.[ch]pp')
+
+COMMA := ,
+
+# Builds the C++ tests in build/$(1) with the options $(2) and runs them.
+define native-tests
+$(BIN)/cmake -S . -B build/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DUNISONO_TESTS=ON $(2)
+$(BIN)/cmake --build build/$(1)
+$(BIN)/ctest --test-dir build/$(1) --output-on-failure
+endef
+
+.PHONY: demo test test-native test-python test-mindspore sanitize bench lint format clean
+
+demo: .venv/.installed
+	$(BIN)/unisono demo
+
+test: lint test-native test-python test-mindspore
+
+# ---- environments: a stamp file says that a step is done and up to date ----
+
+.venv/.made:
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	touch $@
+
+.venv/.installed: .venv/.made $(SOURCES)
+	$(BIN)/python -m pip install --quiet .
+	touch $@
+
+.venv/.dev: .venv/.made pyproject.toml
+	$(BIN)/python -m pip install --quiet --group dev
+	touch $@
+
+.venv-mindspore/.made: pyproject.toml
+	$(PYTHON) -m venv .venv-mindspore
+	$(SPORE)/python -m pip install --quiet --upgrade pip
+	$(SPORE)/python -m pip install --quiet --group mindspore
+	touch $@
+
+.venv-mindspore/.installed: .venv-mindspore/.made $(SOURCES)
+	$(SPORE)/python -m pip install --quiet .
+	touch $@
+
+# ---- checks ----
+
+lint: .venv/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+
+format: .venv/.dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(CPP)
+
+test-native: .venv/.dev
+	$(call native-tests,native,)
+
+test-python: .venv/.installed .venv/.dev
+	$(BIN)/python -m pytest
+
+test-mindspore: .venv-mindspore/.installed
+	$(SPORE)/python -m pytest tests/mindspore
+
+sanitize: .venv/.dev
+	$(call native-tests,sanitize-address,-DUNISONO_SANITIZE="address$(COMMA)undefined")
+	$(call native-tests,sanitize-thread,-DUNISONO_SANITIZE=thread)
+
+bench: .venv/.installed .venv/.dev
+	$(BIN)/unisono bench --against gloo
+
+clean:
+	rm -rf .venv .venv-mindspore build dist

@@ -1,0 +1,145 @@
+"""One rank of one contestant of `unisono bench`: waits for orders on stdin, measures, answers.
+
+An order is a line of JSON: {"collective", "bytes", "calls", "check"}; the answer is the seconds that one
+call took on this rank. Between orders the rank sleeps in a read, so that contestants do not disturb
+each other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+__all__ = ["main"]
+
+#: What a contestant offers: collective and count of float32 in the larger buffer -> call and buffers.
+Prepared = tuple[Callable[[], object], np.ndarray[Any, Any], np.ndarray[Any, Any]]
+Prepare = Callable[[str, int], Prepared]
+
+
+def main(contestant: str) -> None:
+    """Join the world of `contestant` and serve orders until stdin ends."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    prepare, leave = _gloo(size) if contestant == "gloo" else _unisono(contestant, size)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        call, source, target = prepare(order["collective"], order["bytes"] // 4)
+        if order["check"]:
+            _check(order["collective"], call, source, target, rank, size)
+        source[:] = 0
+        for _ in range(min(3, order["calls"])):
+            call()
+        began = time.perf_counter()
+        for _ in range(order["calls"]):
+            call()
+        print((time.perf_counter() - began) / order["calls"], flush=True)
+    leave()
+
+
+def _check(
+    collective: str,
+    call: Callable[[], object],
+    source: np.ndarray[Any, Any],
+    target: np.ndarray[Any, Any],
+    rank: int,
+    size: int,
+) -> None:
+    """A contestant that is fast and wrong is not a contestant."""
+    index = np.arange(source.size, dtype=np.int64) % 1000
+    source[:] = index + 1000 * rank
+    given = [(index + 1000 * other).astype(np.float32) for other in range(size)]
+    share = slice(rank * source.size // size, (rank + 1) * source.size // size)
+    expected = {
+        "all_reduce": lambda: sum(given),
+        "reduce": lambda: sum(given) if rank == 0 else target.copy(),
+        "broadcast": lambda: given[0],
+        "all_gather": lambda: np.concatenate(given),
+        "reduce_scatter": lambda: sum(given)[share],  # type: ignore[index]
+        "all_to_all": lambda: np.concatenate([other[share] for other in given]),
+    }[collective]()
+    call()
+    if not np.array_equal(target, expected):
+        raise SystemExit(f"{collective} of {source.nbytes} bytes is wrong on rank {rank}")
+
+
+def _shapes(collective: str, count: int, size: int) -> tuple[int, int]:
+    """Elements of source and target, where the larger of the two has about `count`."""
+    share = max(count // size, 1)
+    return {
+        "all_gather": (share, share * size),
+        "reduce_scatter": (share * size, share),
+        "all_to_all": (share * size, share * size),
+    }.get(collective, (count, count))
+
+
+def _unisono(engine: str, size: int) -> tuple[Prepare, Callable[[], None]]:
+    from unisono.core import buffers, dispatch, groups
+    from unisono.core.engine import ReduceOp
+
+    world = groups.init(engine)
+    root = world.rank == 0
+
+    def prepare(collective: str, count: int) -> Prepared:
+        lengths = _shapes(collective, count, size)
+        source = np.zeros(lengths[0], np.float32)
+        # In place where torch works in place, so that both do the same.
+        in_place = collective in ("all_reduce", "reduce", "broadcast")
+        target = source if in_place else np.zeros(lengths[1], np.float32)
+
+        def call() -> object:
+            src = buffers.view(source)
+            dst = src if in_place else buffers.view(target)
+            rest: tuple[Any, ...]
+            if collective == "all_reduce":
+                rest = (src, dst, ReduceOp.SUM)
+            elif collective == "reduce":
+                rest = (src, dst if root else None, ReduceOp.SUM, 0)
+            elif collective == "broadcast":
+                rest = (src if root else None, dst, 0)
+            elif collective == "all_gather":
+                rest = (src, dst, None)
+            elif collective == "reduce_scatter":
+                rest = (src, dst, ReduceOp.SUM, None)
+            else:
+                rest = (src, dst, None, None)
+            return dispatch.start(collective, world, True, *rest)
+
+        return call, source, target
+
+    return prepare, groups.close
+
+
+def _gloo(size: int) -> tuple[Prepare, Callable[[], None]]:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+
+    def prepare(collective: str, count: int) -> Prepared:
+        lengths = _shapes(collective, count, size)
+        source = torch.zeros(lengths[0])
+        in_place = collective in ("all_reduce", "reduce", "broadcast")
+        target = source if in_place else torch.zeros(lengths[1])
+        call = {
+            "all_reduce": lambda: dist.all_reduce(source),
+            "reduce": lambda: dist.reduce(source, 0),
+            "broadcast": lambda: dist.broadcast(source, 0),
+            "all_gather": lambda: dist.all_gather_into_tensor(target, source),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(target, source),
+            "all_to_all": lambda: dist.all_to_all_single(target, source),
+        }[collective]
+        return call, source.numpy(), target.numpy()
+
+    return prepare, dist.destroy_process_group
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

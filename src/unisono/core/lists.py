@@ -1,0 +1,57 @@
+"""Several tensors as one flat buffer, for verbs whose dialect takes lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from unisono.core.buffers import Buffer, check_writable, view
+from unisono.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["join", "land"]
+
+
+def join(tensors: Sequence[Any]) -> tuple[Buffer, list[int]]:
+    """Copy tensors of one dtype one behind the other; returns the copy and how long each is.
+
+    >>> join([np.zeros(2), np.ones((3, 1))])
+    (Buffer(float64 x 5), [2, 3])
+    """
+    parts = _views(tensors)
+    joined = np.concatenate([part.array for part in parts])
+    return view(joined), [part.count for part in parts]
+
+
+def land(tensors: Sequence[Any]) -> tuple[Buffer, list[int]]:
+    """One buffer for a result that goes into several tensors, when the call has ended."""
+    parts = _views(tensors)
+    for part in parts:
+        check_writable(part)
+    counts = [part.count for part in parts]
+    landing = np.empty(sum(counts), parts[0].dtype.numpy)
+
+    def deal_out() -> None:
+        start = 0
+        for part in parts:
+            part.array[:] = landing[start : start + part.count]
+            start += part.count
+            if part.copy_back is not None:
+                part.copy_back()
+
+    buffer = view(landing)
+    buffer.copy_back = deal_out
+    return buffer, counts
+
+
+def _views(tensors: Sequence[Any]) -> list[Buffer]:
+    if not isinstance(tensors, (list, tuple)):
+        raise ArgumentTypeError(f"expected a list of tensors, got {type(tensors).__name__}")
+    if not tensors:
+        raise ArgumentError("the list of tensors is empty; it needs one for each rank")
+    parts = [view(tensor) for tensor in tensors]
+    names = {part.dtype.name for part in parts}
+    if len(names) > 1:
+        raise ArgumentTypeError(f"the tensors of a list must have one dtype, not {sorted(names)}")
+    return parts
