@@ -1,4 +1,4 @@
-"""The shape of the package: imports point down and are light, `__all__` is exact, names are told."""
+"""The shape of the package: imports point down and are light, `__all__` is exact."""
 
 from __future__ import annotations
 
@@ -53,11 +53,9 @@ def imports(node: ast.AST, *, inside_functions: bool, for_types: bool) -> set[st
             assert child.level == 0, "imports are absolute here"
             found.add(child.module)
             found |= {f"{child.module}.{alias.name}" for alias in child.names}
-        elif is_type_checking(child) and not for_types:
-            continue
-        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and not inside_functions:
-            continue
-        else:
+        elif (for_types or not is_type_checking(child)) and (
+            inside_functions or not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+        ):
             found |= imports(child, inside_functions=inside_functions, for_types=for_types)
     return found
 

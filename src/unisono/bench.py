@@ -1,8 +1,8 @@
 """`unisono bench`: latency by collective, size and engine, with peers measured in the same run.
 
-All contestants are alive at once, each blocked in a read. Every cell runs them in turn, in rounds of
-rotating order; a round counts with its slowest rank, a cell with the median of its rounds. Every result
-is checked before it is timed.
+All contestants are alive at once, each blocked in a read. Every cell runs them in turn, in rounds
+of rotating order; a round counts with its slowest rank, a cell with the median of its rounds. Every
+result is checked before it is timed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import select
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatte
 _SIZES = "8,64,1K,8K,64K,256K,1M,4M,16M,64M"
 _PEERS = ("gloo",)
 _DEADLINE = 120.0
-# glibc gives large blocks back after each call unless told otherwise; peers that allocate scratch memory
-# in every call would pay for fresh pages, which is not what is compared.
+# glibc gives large blocks back after each call unless told otherwise; peers that allocate scratch
+# memory in every call would pay for fresh pages, which is not what is compared.
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "17179869184"}
 
 
@@ -96,10 +96,13 @@ class Contestant:
         parent = os.getpid()
         self._ranks: list[subprocess.Popen[str]] = []
 
-        def prepare(rank: int) -> None:
-            die_with_parent(parent)
-            if blocks is not None:
-                os.sched_setaffinity(0, blocks[rank])
+        def prepare(rank: int) -> Callable[[], None]:
+            def settle() -> None:
+                die_with_parent(parent)
+                if blocks is not None:
+                    os.sched_setaffinity(0, blocks[rank])
+
+            return settle
 
         for rank in range(ranks):
             self._ranks.append(
@@ -109,7 +112,7 @@ class Contestant:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
-                    preexec_fn=lambda rank=rank: prepare(rank),
+                    preexec_fn=prepare(rank),
                 )
             )
 
@@ -188,9 +191,10 @@ def _chosen(words: str, allowed: Sequence[str], kind: str) -> list[str]:
 
 def _parse_size(word: str) -> int:
     match = re.fullmatch(r"(\d+)([KMG]?)", word.strip().upper())
-    if match is None or int(match[1]) * 1024 ** " KMG".index(match[2] or " ") < 4:
+    size: int = int(match[1]) << 10 * " KMG".index(match[2] or " ") if match else 0
+    if size < 4:
         raise ArgumentError(f"{word!r} is not a size of 4 bytes or more; write 8, 64K, 1M")
-    return int(match[1]) * 1024 ** " KMG".index(match[2] or " ")
+    return size
 
 
 def _size_name(size: int) -> str:
@@ -207,7 +211,8 @@ def _time_name(seconds: float) -> str:
 
 def _header(collective: str, ranks: int, contestants: Sequence[Contestant]) -> str:
     columns = [f"{contestant.name:>12}" for contestant in contestants]
-    columns += [f"{contestant.name + '/' + contestants[0].name:>12}" for contestant in contestants[1:]]
+    first = contestants[0].name
+    columns += [f"{contestant.name + '/' + first:>12}" for contestant in contestants[1:]]
     return f"{collective}, {ranks} ranks, float32\n{'size':>8} {' '.join(columns)}"
 
 

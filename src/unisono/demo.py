@@ -1,4 +1,4 @@
-"""`unisono demo`: five collectives on four ranks, both dialects side by side, each value checked."""
+"""`unisono demo`: five collectives on four ranks, in both dialects, each value checked."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TOTAL = [sum(float(_given(rank)[i]) for rank in range(_RANKS)) for i in range(_
 
 
 def _elsewhere(rank: int, dialect: str) -> list[float]:
-    """What a rank that is not the root holds after reduce: its own tensor, or a new one of zeros."""
+    """What a rank that is not the root holds after reduce: its own tensor, or new zeros."""
     return [float(x) for x in _given(rank)] if dialect == "torch" else [0.0] * _RANKS
 
 

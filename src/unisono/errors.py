@@ -44,7 +44,7 @@ class UnisonoError(RuntimeError):
         super().__init__(message)
         self.ranks = tuple(ranks)
 
-    def __reduce__(self) -> tuple[type[UnisonoError], tuple[str, tuple[int, ...]], dict[str, object]]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (str(self), self.ranks), dict(self.__dict__)
 
 

@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,22 +46,9 @@ _TAIL = 4000  # characters of a rank's output that are shown if it ended without
 
 #: Options that the parent has followed already, and that would harm in the process of a rank.
 _FOLLOWED: dict[str, Any] = {
-    "basetemp": None,
-    "cacheclear": False,
-    "deselect": None,
-    "dist": "no",
-    "failedfirst": False,
-    "keyword": "",
-    "lf": False,
-    "markexpr": "",
-    "maxfail": 0,
-    "newfirst": False,
-    "numprocesses": None,
-    "stepwise": False,
-    "stepwise_skip": False,
-    "tx": [],
-    "usepdb": False,
-    "xmlpath": None,
+    **dict.fromkeys("basetemp deselect numprocesses xmlpath".split()),
+    **dict.fromkeys("cacheclear failedfirst lf newfirst stepwise usepdb".split(), False),
+    **{"dist": "no", "keyword": "", "markexpr": "", "maxfail": 0, "stepwise_skip": False, "tx": []},
 }
 
 
@@ -284,8 +272,6 @@ def _command(item: pytest.Item) -> list[str]:
 
 def _watch(processes: list[Popen[bytes]], timeout: float) -> dict[int, str]:
     """Wait for all; returns the ranks that have to be ended, with the reason."""
-    import time
-
     deadline = time.monotonic() + timeout
     reason = f"was still running after {timeout:g} s"
     failed = False
@@ -381,10 +367,10 @@ def _merge(outcomes: list[_Outcome]) -> Iterator[pytest.TestReport]:
             continue
         failed = [outcome for outcome in present if outcome.reports[when].failed]
         skipped = [outcome for outcome in present if outcome.reports[when].skipped]
-        if failed:
-            chosen = min(failed, key=lambda outcome: (outcome.blame(when), outcome.rank))
-        else:
-            chosen = (skipped or present)[0]
+        failed.sort(key=lambda outcome: (outcome.blame(when), outcome.rank))
+        if skipped and failed and failed[0].blame(when):
+            failed = []  # they only miss the rank that skipped
+        chosen = (failed or skipped or present)[0]
         report = chosen.reports[when]
         report.sections = [(f"{name} (rank {chosen.rank})", text) for name, text in report.sections]
         if failed:

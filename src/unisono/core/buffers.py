@@ -21,7 +21,7 @@ from unisono.errors import ArgumentError, ArgumentTypeError, Unsupported
 __all__ = ["Buffer", "check_writable", "empty_like", "overlap", "view"]
 
 _address_of = ctypes.addressof
-_first_byte = ctypes.c_char.from_buffer
+_first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 
 
 class Buffer:
@@ -52,7 +52,8 @@ class Buffer:
         if self.count == 0:
             return np.empty(0, self.dtype.numpy)
         memory = (ctypes.c_char * self.nbytes).from_address(self.address)
-        return np.frombuffer(memory, np.uint8).view(self.dtype.numpy)
+        bytes_of: np.ndarray[Any, Any] = np.frombuffer(memoryview(memory), np.uint8)
+        return bytes_of.view(self.dtype.numpy)
 
     def part(self, start: int, count: int) -> Buffer:
         """A stretch of this buffer, in elements."""
@@ -69,7 +70,7 @@ def view(tensor: Any) -> Buffer:
     >>> view(np.arange(6.0).reshape(2, 3))
     Buffer(float64 x 6)
     """
-    viewer = _VIEWERS.get(type(tensor))
+    viewer: Callable[[Any], Buffer] | None = _VIEWERS.get(type(tensor))
     if viewer is None:
         viewer = _find_viewer(tensor)
         _VIEWERS[type(tensor)] = viewer

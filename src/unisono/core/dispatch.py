@@ -45,7 +45,8 @@ def start(verb: str, group: Group, blocking: bool, *arguments: Any) -> Work:
 def _where(verb: str, group: Group) -> str:
     if group.rank < 0:
         return f"in {verb} on group {group.name!r}, by a rank that is not in it"
-    return f"in {verb} (call {group.calls}) on group {group.name!r}, rank {group.rank} of {group.size}"
+    call = f"in {verb} (call {group.calls}) on group {group.name!r}"
+    return f"{call}, rank {group.rank} of {group.size}"
 
 
 def _no_engine(group: Group) -> NotReady:
@@ -57,7 +58,7 @@ def _no_engine(group: Group) -> NotReady:
     return NotReady(f"group {group.name!r} is closed; make a new one")
 
 
-# ---- checks: each takes the arguments of its verb and returns the destination, if there is one ----
+# ---- checks: each takes the arguments of its verb and returns the destination, if it has one -----
 
 
 def _broadcast(group: Group, src: Buffer | None, dst: Buffer, root: int) -> Buffer:
@@ -70,7 +71,9 @@ def _broadcast(group: Group, src: Buffer | None, dst: Buffer, root: int) -> Buff
     return dst
 
 
-def _reduce(group: Group, src: Buffer, dst: Buffer | None, op: ReduceOp, root: int) -> Buffer | None:
+def _reduce(
+    group: Group, src: Buffer, dst: Buffer | None, op: ReduceOp, root: int
+) -> Buffer | None:
     _check_root(group, root)
     _check_operator(src, op)
     if group.rank != root:
@@ -98,7 +101,9 @@ def _reduce_scatter(group: Group, src: Buffer, dst: Buffer, op: ReduceOp, counts
     return dst
 
 
-def _gather(group: Group, src: Buffer, dst: Buffer | None, root: int, counts: Counts) -> Buffer | None:
+def _gather(
+    group: Group, src: Buffer, dst: Buffer | None, root: int, counts: Counts
+) -> Buffer | None:
     _check_root(group, root)
     if group.rank != root:
         return None
@@ -192,13 +197,15 @@ def _check_rank(group: Group, rank: int, name: str) -> None:
     if not hasattr(rank, "__index__"):
         raise ArgumentTypeError(f"{name} must be a rank of the group, got {rank!r}")
     if not 0 <= rank < group.size:
-        raise ArgumentError(f"{name} {rank} is out of range: the group has ranks 0 to {group.size - 1}")
+        last = group.size - 1
+        raise ArgumentError(f"{name} {rank} is out of range: the group has ranks 0 to {last}")
 
 
 def _check_pair(src: Buffer, dst: Buffer, part: Buffer | None = None) -> None:
     """Same dtype, and memory that is the same, apart, or exactly `part` of the larger buffer."""
     if src.dtype is not dst.dtype:
-        raise ArgumentTypeError(f"src is {src.dtype.name}, dst is {dst.dtype.name}; they must agree")
+        names = f"src is {src.dtype.name}, dst is {dst.dtype.name}"
+        raise ArgumentTypeError(f"{names}; they must agree")
     if not buffers.overlap(src, dst):
         return
     if src.address == dst.address and src.count == dst.count:
@@ -217,9 +224,7 @@ def _check_count(count: int, expected: int, name: str) -> None:
         raise ArgumentError(f"{name} has {count} elements where {expected} are needed")
 
 
-def _check_counts(
-    group: Group, counts: Counts, total: int, share: int, name: str
-) -> Sequence[int]:
+def _check_counts(group: Group, counts: Counts, total: int, share: int, name: str) -> Sequence[int]:
     """One count for each rank, none negative, that add up to `total`; returns them in full."""
     if counts is None:
         _check_count(total, share * group.size, name)
@@ -229,5 +234,6 @@ def _check_counts(
     if any(count < 0 for count in counts):
         raise ArgumentError(f"counts cannot be negative: {list(counts)}")
     if sum(counts) != total:
-        raise ArgumentError(f"the counts {list(counts)} add up to {sum(counts)}, but {name} has {total}")
+        added = f"the counts {list(counts)} add up to {sum(counts)}"
+        raise ArgumentError(f"{added}, but {name} has {total} elements")
     return counts

@@ -12,13 +12,13 @@ import numpy as np
 
 __all__ = ["DTYPES", "DType", "ReduceOp", "by_name", "of"]
 
-_INTEGER = frozenset("sum product min max band bor bxor avg".split())
-_FLOAT = frozenset("sum product min max avg premul_sum".split())
+_INTEGER = frozenset(["sum", "product", "min", "max", "band", "bor", "bxor", "avg"])
+_FLOAT = frozenset(["sum", "product", "min", "max", "avg", "premul_sum"])
 _OPERATORS = {
-    "bool": frozenset("sum product min max band bor bxor".split()),
+    "bool": frozenset(["sum", "product", "min", "max", "band", "bor", "bxor"]),
     "integer": _INTEGER,
     "float": _FLOAT,
-    "complex": frozenset("sum product avg premul_sum".split()),
+    "complex": frozenset(["sum", "product", "avg", "premul_sum"]),
     "moved": frozenset[str](),
 }
 
@@ -73,7 +73,7 @@ class ReduceOp:
         return ReduceOp, (self.name, self.code, self.factor)
 
 
-for _code, _name in enumerate("sum product min max band bor bxor avg".split()):
+for _code, _name in enumerate(["sum", "product", "min", "max", "band", "bor", "bxor", "avg"]):
     setattr(ReduceOp, _name.upper(), ReduceOp(_name, _code))
 ReduceOp.ALL = (
     ReduceOp.SUM,

@@ -15,7 +15,17 @@ from unisono.core import registry, rendezvous
 from unisono.core.engine import Engine
 from unisono.errors import ArgumentError, NotReady
 
-__all__ = ["Group", "close", "find", "init", "install", "is_initialized", "resolve", "world"]
+__all__ = [
+    "WORLD_NAMES",
+    "Group",
+    "close",
+    "find",
+    "init",
+    "install",
+    "is_initialized",
+    "resolve",
+    "world",
+]
 
 #: What MindSpore calls the world, by device; all of them mean the same group here.
 WORLD_NAMES = ("world", "hccl_world_group", "nccl_world_group", "mccl_world_group")
@@ -71,12 +81,14 @@ class Group:
         times = self._state.splits.get(world_ranks, 0)
         self._state.splits[world_ranks] = times + 1
         key = f"{self.name}/{','.join(map(str, world_ranks))}#{times}"
-        if self.rank in chosen:
-            child = Group(
-                name or key, world_ranks, engine.split(chosen, key), chosen.index(self.rank), self._state
-            )
-        else:
-            child = Group(name or key, world_ranks, None, -1, self._state)
+        member = self.rank in chosen
+        child = Group(
+            name or key,
+            world_ranks,
+            engine.split(chosen, key) if member else None,
+            chosen.index(self.rank) if member else -1,
+            self._state,
+        )
         self._state.named[child.name] = child
         return child
 
@@ -110,9 +122,7 @@ _thread = threading.local()
 _forked = False
 
 
-def init(
-    engine: str | None = None, timeout: float | None = None, *, claimed: bool = True
-) -> Group:
+def init(engine: str | None = None, timeout: float | None = None, *, claimed: bool = True) -> Group:
     """Join the world that the launcher described, and return it.
 
     In a rank that `unisono.spawn` or a test started the world is there already: the first call

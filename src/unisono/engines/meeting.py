@@ -1,9 +1,9 @@
 """How ranks of one host meet: rank 0 hands the job's memory to the others over a Unix socket.
 
 The socket is an abstract one, so there is no file that could be left behind and no port that a
-stranger could reach from outside. Only processes of the same user that know the job's secret
-get in: the host sends a nonce, the guest answers with an HMAC over it, and the host proves in turn that
-it knows the secret too. The socket is gone as soon as everyone is in.
+stranger could reach from outside. Only processes of the same user that know the job's secret get
+in: the host sends a nonce, the guest answers with an HMAC over it, and the host proves in turn
+that it knows the secret too. The socket is gone as soon as everyone is in.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ def _proof(launch: Launch, role: bytes, *parts: bytes) -> bytes:
 
 def _owner(connection: socket.socket) -> int:
     """The user at the other end, by the kernel's word."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    uid: int = struct.unpack("3i", credentials)[1]
+    layout = struct.Struct("3i")  # pid, uid, gid
+    uid: int = layout.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size)
+    )[1]
     return uid
 
 
@@ -139,7 +141,8 @@ class Host:
         if guest.rank >= 0:
             if message != _HERE:
                 self._selector.unregister(guest.socket)
-                raise LaunchError(f"rank {guest.rank} ended while the job was starting", [guest.rank])
+                rank = guest.rank
+                raise LaunchError(f"rank {rank} ended while the job was starting", [rank])
             guest.here = True
             return
         answer = self._judge(guest, message, refusal)
@@ -218,7 +221,8 @@ class Guest:
         answer, fds = self._receive()
         if answer.startswith(_REFUSED):
             raise LaunchError(f"rank 0 refused this rank: {answer[len(_REFUSED) :].decode()}")
-        if len(fds) != 1 or not hmac.compare_digest(answer, _proof(self._launch, b"host", own_nonce)):
+        expected = _proof(self._launch, b"host", own_nonce)
+        if len(fds) != 1 or not hmac.compare_digest(answer, expected):
             raise LaunchError("who answered as rank 0 does not know the secret of this job")
         return fds[0]
 
@@ -252,7 +256,8 @@ class Guest:
             pause = min(pause * 2, 0.02)
         if _owner(connection) != os.getuid():
             connection.close()
-            raise LaunchError(f"another user answers for job {self._launch.job!r}; choose another name")
+            job = self._launch.job
+            raise LaunchError(f"another user answers for job {job!r}; choose another name")
         return connection
 
     def _receive(self) -> tuple[bytes, list[int]]:

@@ -1,7 +1,7 @@
 """Ranks are processes of one host: a thin face of the native module.
 
-Everything that matters happens in native/: this file turns buffers into addresses, counts into rows,
-and outcomes into `Work`.
+Everything that matters happens in native/: this file turns buffers into addresses, counts into
+rows, and outcomes into `Work`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from unisono.core.rendezvous import Launch
 from unisono.engines.meeting import Guest, Host
 from unisono.errors import CommTimeout, LaunchError, OutOfSharedMemory
 
+_missing = ""
 if TYPE_CHECKING:
     from unisono import _native
 else:
     try:
         from unisono import _native
     except ImportError as error:  # an answer with a reason, not an error at import
-        _native = None
-        _reason = str(error)
+        _missing = str(error)
 
 __all__ = ["ShmEngine", "ShmWork"]
 
@@ -73,8 +73,8 @@ class ShmEngine(Engine):
 
     @classmethod
     def unavailable(cls) -> str | None:
-        if _native is None:
-            return f"the native module is missing ({_reason}); reinstall unisono with a C++ compiler"
+        if _missing:
+            return f"the native module is missing ({_missing}); reinstall unisono with a compiler"
         return None
 
     @classmethod

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -20,78 +19,18 @@ from unisono.core.buffers import Buffer
 from unisono.core.dtypes import DType
 from unisono.core.engine import Counts, Engine, ReduceOp, Work
 from unisono.core.rendezvous import Launch
+from unisono.engines.arithmetic import Array, combine
 from unisono.errors import CommTimeout, LaunchError, MismatchError, NotReady, PeerLost, UnisonoError
 
-__all__ = ["ThreadsEngine", "combine", "threads_world"]
-
-Array = np.ndarray[Any, Any]
-
-
-# ---- the arithmetic: operands in rank order ------------------------------------------------------
-
-
-def combine(op: ReduceOp, operands: Sequence[Array]) -> Array:
-    """Combine flat arrays of one dtype in rank order; 16-bit floats in float32, rounded once."""
-    dtype = operands[0].dtype
-    if dtype == bool:
-        name = {"sum": "bor", "max": "bor", "product": "band", "min": "band"}.get(op.name, op.name)
-    else:
-        name = op.name
-    if name == "avg" and dtype.kind in "iu":
-        return _integer_average(operands)
-    wide = dtype if dtype.isbuiltin == 1 and dtype != np.float16 else np.dtype(np.float32)
-    with np.errstate(all="ignore"):
-        values = [operand.astype(wide) for operand in operands]
-        if name == "premul_sum":
-            values = [_times(value, wide.type(op.factor)) for value in values]
-        result = values[0]
-        for value in values[1:]:
-            result = _PAIR[name](result, value)
-        if name == "avg":
-            # Parts of a complex number are divided each for itself, as the native kernel does.
-            flat = result.view(result.real.dtype) if wide.kind == "c" else result
-            result = (flat / flat.dtype.type(len(operands))).view(wide)
-        return result.astype(dtype)
-
-
-def _smaller(a: Array, b: Array) -> Array:
-    return np.where(~(b >= a) & (a == a), b, a)  # a NaN is handed on, the first one if several
-
-
-def _larger(a: Array, b: Array) -> Array:
-    return np.where(~(b <= a) & (a == a), b, a)
-
-
-def _times(a: Array, b: Any) -> Array:
-    if a.dtype.kind != "c":
-        return np.asarray(a * b)
-    # NumPy fuses steps of a complex product where the CPU can, so its bits depend on the machine.
-    product = np.empty_like(a)
-    product.real = a.real * b.real - a.imag * b.imag
-    product.imag = a.real * b.imag + a.imag * b.real
-    return product
-
-
-_PAIR: dict[str, Callable[[Array, Array], Array]] = {
-    "sum": np.add,
-    "avg": np.add,
-    "premul_sum": np.add,
-    "product": _times,
-    "min": _smaller,
-    "max": _larger,
-    "band": np.bitwise_and,
-    "bor": np.bitwise_or,
-    "bxor": np.bitwise_xor,
-}
-
-
-def _integer_average(operands: Sequence[Array]) -> Array:
-    """Exact mean, rounded toward zero: quotients and remainders are added apart."""
-    count = len(operands)
-    total = sum(operand.astype(object) for operand in operands)
-    quotients = [abs(value) // count * (1 if value >= 0 else -1) for value in np.ravel(total)]
-    return np.array(quotients, dtype=operands[0].dtype)
-
+__all__ = [
+    "Call",
+    "Hub",
+    "SubHub",
+    "ThreadsEngine",
+    "Ticket",
+    "disagree",
+    "threads_world",
+]
 
 # ---- tickets and boards --------------------------------------------------------------------------
 
@@ -204,7 +143,9 @@ class Hub:
                     ticket.end(PeerLost(f"{text}; {ticket.call} cannot end", lost))
         for ticket, peer, _ in list(self.waiting):
             others = [r for r in range(self.size) if r != ticket.rank]
-            if peer in self.gone or (peer is None and others and all(r in self.gone for r in others)):
+            if peer in self.gone or (
+                peer is None and others and all(r in self.gone for r in others)
+            ):
                 lost = [peer] if peer is not None else others
                 text = "; ".join(f"rank {rank} {self.gone[rank]}" for rank in lost)
                 ticket.end(PeerLost(f"{text}; {ticket.call} cannot end", lost))
@@ -417,7 +358,7 @@ class ThreadsEngine(Engine):
         if launch.size != 1:
             raise LaunchError(
                 f"ranks of engine 'threads' live in one process, but {launch.source} started "
-                f"{launch.size} processes; use engine 'shm', or unisono.spawn(..., engine='threads')"
+                f"{launch.size} processes; use engine 'shm', or unisono.spawn"
             )
         return cls(Hub(1, timeout), 0)
 
@@ -453,7 +394,9 @@ class ThreadsEngine(Engine):
         return self._collective(call, src, dst if self.rank == root else None, blocking)
 
     def all_reduce(self, src: Buffer, dst: Buffer, op: ReduceOp, blocking: bool) -> Work:
-        return self._collective(Call("all_reduce", src.dtype, op, None, src.count), src, dst, blocking)
+        return self._collective(
+            Call("all_reduce", src.dtype, op, None, src.count), src, dst, blocking
+        )
 
     def reduce_scatter(
         self, src: Buffer, dst: Buffer, op: ReduceOp, counts: Counts, blocking: bool

@@ -92,9 +92,7 @@ def reduce(
     root = members.ranks.index(dst) if dst in members.ranks else dst
     if members.rank != root:
         target.array[:] = np.zeros((), target.dtype.numpy)
-    dispatch.start(
-        "reduce", members, True, buffers.view(tensor), target, _operator(op), root
-    )
+    dispatch.start("reduce", members, True, buffers.view(tensor), target, _operator(op), root)
     return out
 
 

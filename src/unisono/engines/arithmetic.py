@@ -1,0 +1,77 @@
+"""Reductions in NumPy, one pair at a time in rank order: what every engine of ours must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from unisono.core.dtypes import ReduceOp
+
+__all__ = ["Array", "combine"]
+
+Array = np.ndarray[Any, Any]
+
+
+def combine(op: ReduceOp, operands: Sequence[Array]) -> Array:
+    """Combine flat arrays of one dtype in rank order; 16-bit floats in float32, rounded once."""
+    dtype = operands[0].dtype
+    if dtype.kind == "b":
+        name = {"sum": "bor", "max": "bor", "product": "band", "min": "band"}.get(op.name, op.name)
+    else:
+        name = op.name
+    if name == "avg" and dtype.kind in "iu":
+        return _integer_average(operands)
+    wide = dtype if dtype.isbuiltin == 1 and dtype != np.float16 else np.dtype(np.float32)
+    with np.errstate(all="ignore"):
+        values = [operand.astype(wide) for operand in operands]
+        if name == "premul_sum":
+            values = [_times(value, wide.type(op.factor)) for value in values]
+        result = values[0]
+        for value in values[1:]:
+            result = _PAIR[name](result, value)
+        if name == "avg":
+            # Parts of a complex number are divided each for itself, as the native kernel does.
+            flat = result.view(result.real.dtype) if wide.kind == "c" else result
+            result = (flat / flat.dtype.type(len(operands))).view(wide)
+        return result.astype(dtype)
+
+
+def _smaller(a: Array, b: Array) -> Array:
+    return np.where(~(b >= a) & (a == a), b, a)  # a NaN is handed on, the first one if several
+
+
+def _larger(a: Array, b: Array) -> Array:
+    return np.where(~(b <= a) & (a == a), b, a)
+
+
+def _times(a: Array, b: Any) -> Array:
+    if a.dtype.kind != "c":
+        return np.asarray(a * b)
+    # NumPy fuses steps of a complex product where the CPU can, so its bits depend on the machine.
+    product = np.empty_like(a)
+    product.real = a.real * b.real - a.imag * b.imag
+    product.imag = a.real * b.imag + a.imag * b.real
+    return product
+
+
+_PAIR: dict[str, Callable[[Array, Array], Array]] = {
+    "sum": np.add,
+    "avg": np.add,
+    "premul_sum": np.add,
+    "product": _times,
+    "min": _smaller,
+    "max": _larger,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+
+
+def _integer_average(operands: Sequence[Array]) -> Array:
+    """Exact mean, rounded toward zero: quotients and remainders are added apart."""
+    count = len(operands)
+    total = sum(operand.astype(object) for operand in operands)
+    quotients = [abs(value) // count * (1 if value >= 0 else -1) for value in np.ravel(total)]
+    return np.array(quotients, dtype=operands[0].dtype)

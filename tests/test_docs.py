@@ -1,0 +1,75 @@
+"""What the documents show is run, and what the picture names exists."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+DEADLINE = 60
+
+
+def run(*command: str, cwd: Path) -> str:
+    result = subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=DEADLINE, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def block(word: str) -> str:
+    """The one block of the README that contains `word`."""
+    found = [text for text in BLOCKS if word in text]
+    assert len(found) == 1, f"{len(found)} blocks contain {word!r}"
+    return found[0]
+
+
+@pytest.mark.parametrize("word", ["init_process_group", "comm.init"])
+def test_readme_dialects(word: str, tmp_path: Path) -> None:
+    (tmp_path / "sum.py").write_text(block(word))
+    out = run(sys.executable, "-m", "unisono", "run", "-n", "4", "sum.py", cwd=tmp_path)
+    shown = re.search(r"\$ unisono run -n 4 sum.py\n(.*?)```", README, re.DOTALL)
+    assert shown is not None
+    assert sorted(out.splitlines()) == sorted(shown[1].splitlines())
+
+
+def test_readme_spawn(tmp_path: Path) -> None:
+    (tmp_path / "total.py").write_text(block("unisono.spawn"))
+    assert run(sys.executable, "total.py", cwd=tmp_path) == f"{[[6] * 3] * 4}\n"
+
+
+def test_readme_pytest(tmp_path: Path) -> None:
+    (tmp_path / "test_sum.py").write_text(block("pytest.mark.ranks"))
+    out = run(sys.executable, "-m", "pytest", "-q", "test_sum.py", cwd=tmp_path)
+    assert "1 passed" in out
+
+
+def test_every_block_of_the_readme_is_run() -> None:
+    assert len(BLOCKS) == 4
+
+
+def test_links_lead_somewhere() -> None:
+    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+            assert target.startswith("https://") or (document.parent / target).exists(), target
+
+
+def test_picture_names_what_exists() -> None:
+    labels = re.findall(r'class="text"[^>]*>([^<]+)<', (ROOT / "docs/architecture.svg").read_text())
+    assert len(labels) > 10
+    for label in labels:
+        modules = [label, f"unisono.core.{label}", f"unisono.engines.{label}"]
+        native = [ROOT / "native" / f"{label}.cpp"]
+        found = any(path.exists() for path in native) or any(
+            importlib.util.find_spec(name) is not None
+            for name in modules
+            if name.startswith("unisono.")
+        )
+        assert found, f"the picture shows {label!r}, which is no module"
