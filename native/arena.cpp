@@ -9,11 +9,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <new>
+#include <string>
 
 namespace unisono {
 
@@ -38,24 +40,57 @@ struct Plan {
     std::size_t residents, channels, rings, cell, world;
 };
 
-/// Memory that the kernel could still give, in bytes; 0 if it does not tell.
-std::size_t available_memory() {
-    std::size_t kilobytes = 0;
-    if (std::FILE* file = std::fopen("/proc/meminfo", "r")) {
-        char line[128];
+constexpr std::size_t plenty = ~std::size_t{0} >> 2;  // where the kernel names no limit
+
+/// The number behind `pattern` in a file of the kernel, or `otherwise`.
+std::size_t read_number(const std::string& path, const char* pattern, std::size_t otherwise) {
+    std::size_t number = otherwise;
+    if (std::FILE* file = std::fopen(path.c_str(), "r")) {
+        char line[256];
         while (std::fgets(line, sizeof line, file) != nullptr)
-            if (std::sscanf(line, "MemAvailable: %zu kB", &kilobytes) == 1) break;
+            if (std::sscanf(line, pattern, &number) == 1) break;
         std::fclose(file);
     }
-    return kilobytes << 10;
+    return number;
+}
+
+/// What the memory limit of our control group leaves, whose page cache can go; for both versions of
+/// control groups. Past that limit the kernel does not refuse, it kills: so we ask first.
+std::size_t left_by_control_group() {
+    std::size_t left = plenty;
+    std::FILE* file = std::fopen("/proc/self/cgroup", "r");
+    if (file == nullptr) return left;
+    char line[512], path[400];
+    while (std::fgets(line, sizeof line, file) != nullptr) {
+        std::string folder = "/sys/fs/cgroup";
+        const bool second = std::sscanf(line, "0::%399s", path) == 1;
+        if (!second && std::sscanf(line, "%*d:memory:%399s", path) != 1) continue;
+        folder += second ? path : std::string("/memory") + path;
+        const std::size_t limit = read_number(
+            folder + (second ? "/memory.max" : "/memory.limit_in_bytes"), "%zu", plenty);
+        const std::size_t used = read_number(
+            folder + (second ? "/memory.current" : "/memory.usage_in_bytes"), "%zu", 0);
+        const std::size_t cache = read_number(
+            folder + "/memory.stat", second ? "inactive_file %zu" : "total_inactive_file %zu", 0);
+        left = std::min(left, limit + cache > used ? limit + cache - used : 0);
+    }
+    std::fclose(file);
+    return left;
+}
+
+/// Memory that the kernel could still give, in bytes.
+std::size_t available_memory() {
+    const std::size_t host = read_number("/proc/meminfo", "MemAvailable: %zu kB", plenty >> 10) << 10;
+    return std::min(host, left_by_control_group());
 }
 
 [[noreturn]] void refuse_memory(std::size_t bytes, const char* reason) {
+    const double needed = static_cast<double>(bytes) / (1 << 20);
     throw Failure(Fault::memory,
-                  format("%.1f MiB of shared memory are needed, but %s (%.1f MiB are available); "
+                  format("%.*f MiB of shared memory are needed, but %s (%.1f MiB are available); "
                          "free memory, raise the memory limit of the container or of the user "
                          "(ulimit -f, cgroup memory.max), or start fewer ranks",
-                         static_cast<double>(bytes) / (1 << 20), reason,
+                         needed < 1 ? 3 : 1, needed, reason,
                          static_cast<double>(available_memory()) / (1 << 20)));
 }
 
@@ -65,7 +100,7 @@ std::size_t available_memory() {
 
 void commit_pages(int fd, std::size_t offset, std::size_t bytes) {
     const std::size_t available = available_memory();
-    if (available != 0 && bytes > available) refuse_memory(bytes, "the host has too little left");
+    if (bytes > available) refuse_memory(bytes, "too little is left");
     for (;;) {
         if (fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0) return;
         if (errno != EINTR) refuse_memory(bytes, std::strerror(errno));

@@ -7,8 +7,10 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <pthread.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 
@@ -26,6 +28,17 @@ bool interrupted() {
     const nb::gil_scoped_acquire gil;
     return PyErr_CheckSignals() != 0;
 }
+
+/// How often this process was forked off. Relaxed: the fork itself orders it, and a child begins with
+/// one thread.
+std::atomic<std::uint32_t> forks{0};
+
+/// When something was made. A forked child has a copy of everything but belongs to no job: it must
+/// neither speak for its parent nor wait for threads that only the parent has.
+struct Birth {
+    std::uint32_t generation = forks.load(std::memory_order_relaxed);
+    bool foreign() const noexcept { return generation != forks.load(std::memory_order_relaxed); }
+};
 
 [[noreturn]] void raise(const Failure& failure) {
     if (failure.fault == Fault::interrupted && PyErr_Occurred() != nullptr) throw nb::python_error();
@@ -59,12 +72,20 @@ template <class Body> auto guarded(Body body) {
     raise(*caught);
 }
 
+void check_place(const Birth& birth) {
+    if (birth.foreign())
+        raise({Fault::closed, "this process was forked after init and has no place in the world; start "
+                              "ranks with `unisono run` or unisono.spawn instead"});
+}
+
 /// A call under way, for Python to wait for.
 struct Pending {
     std::shared_ptr<Completion> completion;
     std::shared_ptr<Letter> letter;
+    Birth birth = {};
 
     bool wait(double seconds) {
+        check_place(birth);
         return guarded([&] { return completion->wait({seconds, interrupted}); });
     }
     void check() const {
@@ -77,10 +98,16 @@ struct Job {
     Job(int fd, int rank) : arena(std::make_shared<Arena>(fd)), rank(rank) {
         arena->enter(rank);
     }
+    ~Job() {
+        if (birth.foreign()) static_cast<void>(mailbox.release());
+    }
+    Job(const Job&) = delete;
+    Job& operator=(const Job&) = delete;
 
     std::shared_ptr<Arena> arena;
     std::unique_ptr<Mailbox> mailbox;
     int rank;
+    Birth birth;
 
     void meet() {
         arena->meet(rank);
@@ -93,12 +120,18 @@ class Communicator {
 public:
     Communicator(std::shared_ptr<Job> job, std::size_t offset, int rank, int size)
         : job_(std::move(job)),
-          worker_(std::make_unique<Group>(job_->arena, offset, rank, size)) {
+          worker_(std::make_unique<Worker>(
+              std::make_unique<Group>(job_->arena, offset, rank, size))) {
         auto ranks = std::make_shared<std::vector<int>>();
         for (int member = 0; member < size; ++member)
-            ranks->push_back(worker_.group().world_rank(member));
+            ranks->push_back(worker_->group().world_rank(member));
         world_ranks_ = std::move(ranks);
     }
+    ~Communicator() {
+        if (birth_.foreign()) static_cast<void>(worker_.release());
+    }
+    Communicator(const Communicator&) = delete;
+    Communicator& operator=(const Communicator&) = delete;
 
     /// Runs or starts a collective; None if it has ended.
     std::optional<Pending> collective(int verb, std::uintptr_t source, std::uintptr_t target,
@@ -122,7 +155,8 @@ public:
     /// Sends or receives; with `blocking` the letter has come to its end.
     Pending message(bool sending, std::uintptr_t data, std::uint64_t count, int dtype,
                     std::uint32_t item, int peer, std::int64_t tag, double seconds, bool blocking) {
-        auto letter = make_letter(worker_.group().number(), sending, peer, tag,
+        check_place(birth_);
+        auto letter = make_letter(worker_->group().number(), sending, peer, tag,
                                   reinterpret_cast<std::byte*>(data), count * item);
         letter->dtype_code = static_cast<std::uint8_t>(dtype);
         letter->item = item;
@@ -137,42 +171,50 @@ public:
     /// Makes the group of these ranks of ours; its first rank makes it and tells the others where.
     std::unique_ptr<Communicator> split(const std::vector<int>& ranks, std::int64_t key,
                                         double seconds) {
+        check_place(birth_);
         std::vector<int> world;
         int place = -1;
         for (std::size_t i = 0; i < ranks.size(); ++i) {
-            world.push_back(worker_.group().world_rank(ranks[i]));
-            if (ranks[i] == worker_.group().rank()) place = static_cast<int>(i);
+            world.push_back(worker_->group().world_rank(ranks[i]));
+            if (ranks[i] == worker_->group().rank()) place = static_cast<int>(i);
         }
-        std::uint64_t offset = 0;
-        auto* bytes = reinterpret_cast<std::byte*>(&offset);
+        /// What the first rank tells the others: where the group is, or why there is none.
+        struct Notice {
+            std::uint64_t offset = 0;
+            char reason[504] = {};
+        } notice;
+        auto* bytes = reinterpret_cast<std::byte*>(&notice);
         guarded([&] {
             const Limits limits{seconds, interrupted};
             const auto pass_on = [&](bool sending, int peer) {
-                const auto letter = make_letter(~0u, sending, peer, key, bytes, sizeof offset);
+                const auto letter = make_letter(~0u, sending, peer, key, bytes, sizeof notice);
                 job_->mailbox->post(letter, seconds);
                 job_->mailbox->wait(letter, limits);
             };
             if (place != 0) {
                 pass_on(false, ranks.front());
-                if (offset == 0)
-                    throw Failure(Fault::memory, format("rank %d found no shared memory for the new "
-                                                        "group", ranks.front()));
+                notice.reason[sizeof notice.reason - 1] = 0;
+                if (notice.offset == 0)
+                    throw Failure(Fault::memory, format("rank %d found no memory for the new group: %s",
+                                                        ranks.front(), notice.reason), {ranks.front()});
                 return;
             }
             std::optional<Failure> failure;
             try {
-                offset = Group::prepare(*job_->arena, world, false);
+                notice.offset = Group::prepare(*job_->arena, world, false);
             } catch (const Failure& caught) {
                 failure = caught;
+                caught.text.copy(notice.reason, sizeof notice.reason - 1);
             }
             for (std::size_t i = 1; i < ranks.size(); ++i) pass_on(true, ranks[i]);
             if (failure) throw Failure(*failure);
         });
-        return std::make_unique<Communicator>(job_, offset, place, static_cast<int>(ranks.size()));
+        return std::make_unique<Communicator>(job_, notice.offset, place, static_cast<int>(ranks.size()));
     }
 
     void close(double drain_seconds) {
-        guarded([&] { worker_.close(drain_seconds); });
+        if (birth_.foreign()) return;
+        guarded([&] { worker_->close(drain_seconds); });
     }
 
 private:
@@ -194,9 +236,10 @@ private:
     }
 
     std::optional<Pending> launch(Request made, double seconds, bool blocking) {
+        check_place(birth_);
         if (!blocking)
-            return Pending{guarded([&] { return worker_.start(std::move(made), seconds); }), nullptr};
-        guarded([&] { worker_.run(made, {seconds, interrupted}); });
+            return Pending{guarded([&] { return worker_->start(std::move(made), seconds); }), nullptr};
+        guarded([&] { worker_->run(made, {seconds, interrupted}); });
         return std::nullopt;
     }
 
@@ -214,7 +257,8 @@ private:
     }
 
     std::shared_ptr<Job> job_;
-    Worker worker_;
+    std::unique_ptr<Worker> worker_;
+    Birth birth_;
     std::shared_ptr<const std::vector<int>> world_ranks_;
 };
 
@@ -252,6 +296,7 @@ nb::dict tables() {
 
 NB_MODULE(_native, m) {
     using namespace unisono;
+    pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
     m.doc() = "Collectives between processes of one host, over shared memory.";
     m.def("create", &create, "size"_a);
     m.def("isa", [] { return kernels().isa; });
@@ -269,6 +314,7 @@ NB_MODULE(_native, m) {
         .def("crowded", [](const Job& self) { return self.arena->crowded(); })
         .def("world_offset", [](const Job& self) { return self.arena->world_offset(); })
         .def("close", [](Job& self, double drain_seconds) {
+            if (self.birth.foreign()) return;
             guarded([&] { if (self.mailbox) self.mailbox->close(drain_seconds); });
         }, "drain_seconds"_a);
     nb::class_<Communicator>(m, "Communicator")

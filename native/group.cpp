@@ -151,7 +151,7 @@ void Group::run(const Request& request, const Limits& limits) {
             switch (failure.fault) {
                 case Fault::timeout: give_up(Leave::timeout, blamed); break;
                 case Fault::lost: give_up(Leave::lost, blamed); break;
-                case Fault::memory: give_up(Leave::memory, rank_); break;
+                case Fault::memory: give_up(Leave::memory, blamed); break;
                 case Fault::interrupted:
                     broken_->fault = Fault::closed;
                     give_up(Leave::interrupted, rank_);
@@ -172,8 +172,9 @@ void Group::give_up(Leave why, int blamed) noexcept {
 
 void Group::need_slot(std::size_t bytes) {
     if (bytes <= committed_) return;
-    // A first call of a small group should not cost megabytes: 64 KiB at first, then everything.
-    const std::size_t wanted = bytes <= (std::size_t{64} << 10) ? std::size_t{64} << 10 : slot_bytes_;
+    // A group that only ever sums a few numbers should not cost megabytes: a page, 64 KiB, then all.
+    const std::size_t some = std::size_t{64} << 10;
+    const std::size_t wanted = bytes <= page ? page : bytes <= some ? some : slot_bytes_;
     for (std::size_t parity = 0; parity < 2; ++parity)
         arena_->commit(slots_offset_ + (parity * size_ + rank_) * slot_bytes_, wanted);
     committed_ = wanted;
@@ -251,8 +252,10 @@ void Group::check_peers() {
                               format("%s is lost, as %s has seen", who(blamed).c_str(),
                                      culprit.c_str()), {blamed});
             case Leave::memory:
-                throw Failure(Fault::lost,
-                              format("%s found no shared memory for its call", culprit.c_str()), {peer});
+                throw Failure(Fault::memory,
+                              format("%s found no shared memory for its call; the slots of a rank take "
+                                     "up to %.1f MiB", who(blamed).c_str(),
+                                     2 * static_cast<double>(slot_bytes_) / (1 << 20)), {blamed});
         }
     }
 }

@@ -342,6 +342,7 @@ void Mailbox::serve_in_background() {
 }
 
 void Mailbox::serve() {
+    leave_signals_to_others();
     std::unique_lock lock(mutex_);
     Signal& doorbell = arena_->resident(me_).doorbell;
     while (!closed_) {

@@ -2,11 +2,13 @@
 #include "wait.hpp"
 
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <climits>
+#include <csignal>
 #include <ctime>
 
 namespace unisono {
@@ -24,6 +26,12 @@ void wake_all(Signal& signal) noexcept {
 }
 
 void yield_core() noexcept { sched_yield(); }
+
+void leave_signals_to_others() noexcept {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, nullptr);
+}
 
 Patience choose_patience(bool crowded, bool one_session) noexcept {
     if (!crowded) return {4000, 50};

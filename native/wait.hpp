@@ -85,6 +85,9 @@ template <class Ready, class Check, class Expired>
 void wait_until(Signal& signal, const Patience& patience, const Limits& limits, Ready ready,
                 Check check, Expired expired);
 
+/// Blocks all signals in this thread, so that Ctrl-C wakes the thread that can act on it.
+void leave_signals_to_others() noexcept;
+
 /// The patience for ranks that do (`crowded`) or do not share cores. sched_yield only hands the core to
 /// a process of the same session where the kernel groups sessions (autogroup).
 Patience choose_patience(bool crowded, bool one_session) noexcept;

@@ -35,6 +35,7 @@ Worker::~Worker() { close(0); }
 
 void Worker::run(const Request& request, const Limits& limits) {
     std::unique_lock lock(mutex_);
+    if (closed_) throw Failure(Fault::closed, "the group is closed; make a new one");
     if (!busy_ && queue_.empty()) {
         busy_ = true;
         lock.unlock();
@@ -53,7 +54,14 @@ void Worker::run(const Request& request, const Limits& limits) {
     }
     lock.unlock();
     const auto completion = start(request, limits.seconds);
-    completion->wait({1e18, limits.interrupted});  // the call itself keeps the deadline
+    const Limits forever{1e18, nullptr};  // the call itself keeps the deadline
+    try {
+        completion->wait({forever.seconds, limits.interrupted});
+    } catch (const Failure&) {
+        group_->stop();  // the caller's memory is ours only until we return
+        completion->wait(forever);
+        throw;
+    }
     if (const Failure* failure = completion->failure()) throw Failure(*failure);
 }
 
@@ -72,10 +80,11 @@ std::shared_ptr<Completion> Worker::start(Request request, double seconds) {
 }
 
 void Worker::serve() {
+    leave_signals_to_others();
     std::unique_lock lock(mutex_);
     for (;;) {
         const bool work = changed_.wait_for(lock, idle_time, [&] {
-            return closed_ || (!busy_ && !queue_.empty());
+            return !busy_ && (closed_ || !queue_.empty());  // whoever is busy needs the lock to end
         });
         if (queue_.empty() && (closed_ || !work) && !busy_) break;
         if (busy_ || queue_.empty()) continue;

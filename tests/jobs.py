@@ -66,6 +66,16 @@ class Rank:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
+    def wait_for_sleep(self) -> None:
+        """Return when the process waits in the kernel and not in a loop."""
+        seen: list[str] = []
+
+        def sleeps() -> bool:
+            seen.append(state_of(self.pid))
+            return seen[-5:] == ["S"] * 5
+
+        wait_until(sleeps)
+
     def end(self) -> int:
         """Wait for the end of the process and return its code."""
         return self.process.wait(DEADLINE)

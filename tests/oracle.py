@@ -61,6 +61,8 @@ def _block(name: str, rank: int, count: int, salt: int) -> np.ndarray:
     result = (unit * 2.0**exponent).astype(dtype)
     for index in np.flatnonzero(bits % np.uint64(37) == 0):
         result[index] = _special(dtype, int(index + rank) % len(_SPECIAL))
+    # Zeros of either sign meet at one index: min and max must keep the one that came first.
+    result[49::100], result[99::100] = (0.0, -0.0) if rank % 2 else (-0.0, 0.0)
     return result
 
 

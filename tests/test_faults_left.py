@@ -28,7 +28,7 @@ while True:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start a script with `unisono run`; its temporary files would come into `tmp_path`/temporary."""
+    """Start a script with `unisono run`; its temporary files would come into their own folder."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
 
@@ -57,7 +57,9 @@ def check_gone(pids: list[int], tmp_path: Path, check: Callable[[], None]) -> No
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-def test_run_with_a_killed_rank(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_run_with_a_killed_rank(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
     check = nothing_new_is_left()
     job = start(3, LOOP)
     pids = pids_of(job, 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from jobs import Ranks
@@ -43,8 +45,6 @@ say(sums=[reduce(world), reduce(group), reduce(world, 10_000, False)])
     "ending", ["sys.exit()", "world.close(); sys.exit()", "groups.close(); del world; sys.exit()"]
 )
 def test_fork(before: str, ending: str) -> None:
-    import json
-
     body = FORK.format(before=before, ending=ending)
     if "del group" in before:
         body = body.replace("reduce(group, blocking=False)", "reduce(world, blocking=False)")
@@ -142,7 +142,16 @@ say(ready=groups.is_initialized())
     with Ranks(2, body) as ranks:
         for rank in range(2):
             told = [ranks[rank].read() for _ in range(8)]
-            words = ["initialised already", "closed", None, "closed", "closed", "", "no world", None]
+            words = [
+                "initialised already",
+                "closed",
+                None,
+                "closed",
+                "closed",
+                "",
+                "no world",
+                None,
+            ]
             for fields, word in zip(told, words, strict=True):
                 if word is not None:
                     assert fields["kind"] == "NotReady" and word in fields["text"], fields
@@ -224,9 +233,7 @@ say(sums=sorted({{reduce(group, 20) for group in kept}} | {{reduce(world)}}))
 """
 
 
-@pytest.mark.parametrize(
-    ("kept", "mebibytes"), [(False, 2), (True, 24)], ids=["destroyed", "kept"]
-)
+@pytest.mark.parametrize(("kept", "mebibytes"), [(False, 2), (True, 24)], ids=["destroyed", "kept"])
 def test_many_groups(kept: bool, mebibytes: int) -> None:
     with Ranks(2, MANY.format(kept=kept)) as ranks:
         for rank in range(2):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -123,10 +124,13 @@ def test_wrong_secret() -> None:
 
 
 def test_rank_that_dies_while_the_job_starts() -> None:
-    with Ranks(3, START, only=[0, 1], UNISONO_TIMEOUT="600") as ranks:
-        time.sleep(1.0)  # both wait for rank 2 now, or soon
-        ranks[1].process.kill()
-        ranks.start(2)
+    with Ranks(4, START, only=[0, 1, 2], UNISONO_TIMEOUT="600") as ranks:
+        # One line for the listener, and one for each connection that it has accepted.
+        name = address_of(ranks.job).decode().replace("\0", "@")
+        wait_until(lambda: Path("/proc/net/unix").read_text().count(name) == 3)
+        for rank in (1, 2):
+            ranks[rank].wait_for_sleep()  # until rank 3 comes, which it never does
+        ranks[1].signal(signal.SIGKILL)
         for rank in (0, 2):
             error = ranks[rank].read()
             assert error["kind"] == "LaunchError", error
@@ -164,7 +168,7 @@ def hello_of_another_job() -> bytes:
 
 
 STRANGERS: dict[str, Callable[[], list[bytes]]] = {
-    "silence": lambda: [],
+    "silence": list,
     "nothing": lambda: [b""],
     "garbage": lambda: [secrets.token_bytes(106)],
     "a short word": lambda: [b"here"],
@@ -184,8 +188,8 @@ def test_stranger(kind: str) -> None:
         ranks.start(1)
         check_started(ranks, 2)
         heard = list(everything(stranger))
-        # A nonce that tells nothing, and no descriptor.
-        assert [(len(message), fds) for message, fds in heard] == [(32, [])]
+        # A nonce that tells nothing (a reset may swallow it), and no descriptor.
+        assert [(len(message), fds) for message, fds in heard] in ([], [(32, [])])
 
 
 def everything(connection: socket.socket) -> Iterator[tuple[bytes, list[int]]]:
@@ -237,7 +241,7 @@ say(sum=reduce(world, 100_000))
 
 
 @pytest.mark.parametrize("before", [0, 1], ids=["first call", "first large call"])
-@pytest.mark.parametrize("limited", ["True", "rank == 1"], ids=["all ranks", "one rank"])
+@pytest.mark.parametrize("limited", ["True", "rank == 2"], ids=["all ranks", "one rank"])
 def test_no_memory_for_a_call(before: int, limited: str) -> None:
     body = f"""
 world = groups.init("shm", 600)

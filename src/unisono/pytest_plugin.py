@@ -46,9 +46,12 @@ _TAIL = 4000  # characters of a rank's output that are shown if it ended without
 
 #: Options that the parent has followed already, and that would harm in the process of a rank.
 _FOLLOWED: dict[str, Any] = {
-    **dict.fromkeys("basetemp deselect numprocesses xmlpath".split()),
-    **dict.fromkeys("cacheclear failedfirst lf newfirst stepwise usepdb".split(), False),
-    **{"dist": "no", "keyword": "", "markexpr": "", "maxfail": 0, "stepwise_skip": False, "tx": []},
+    **dict.fromkeys(["basetemp", "deselect", "numprocesses", "xmlpath"]),
+    **dict.fromkeys(["cacheclear", "failedfirst", "lf", "newfirst", "stepwise", "usepdb"], False),
+    **dict.fromkeys(["keyword", "markexpr"], ""),
+    "dist": "no",
+    "maxfail": 0,
+    "tx": [],
 }
 
 

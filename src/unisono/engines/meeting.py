@@ -8,8 +8,10 @@ that it knows the secret too. The socket is gone as soon as everyone is in.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
+import json
 import os
 import secrets
 import selectors
@@ -19,7 +21,7 @@ import time
 from dataclasses import dataclass
 
 from unisono.core.rendezvous import Launch
-from unisono.errors import CommTimeout, LaunchError
+from unisono.errors import CommTimeout, LaunchError, OutOfSharedMemory, UnisonoError
 
 __all__ = ["Guest", "Host"]
 
@@ -27,10 +29,10 @@ _HELLO = struct.Struct("!4sHHH32s32s")  # magic, version, rank, size, nonce, pro
 _MAGIC = b"UNIS"
 _VERSION = 1
 _NONCE = 32
-_REFUSED = b"refused "  # followed by the reason; any other answer is a proof
+_REFUSED = b"refused "  # followed by the error; any other answer is a proof
 _HERE = b"here"
 _GO = b"go"
-_STRANGERS = 64  # connections that have not proved anything yet; more are turned away
+_STRANGERS = 64  # connections that have not proved anything yet; with more, the oldest has to go
 
 
 def _name(launch: Launch) -> bytes:
@@ -52,7 +54,24 @@ def _owner(connection: socket.socket) -> int:
     return uid
 
 
-@dataclass
+def _refusal(error: UnisonoError) -> bytes:
+    words = [type(error).__name__, error.ranks, str(error)[:2048]]
+    return _REFUSED + json.dumps(words).encode()
+
+
+def _refused(message: bytes) -> UnisonoError:
+    """The error in a refusal, for the guest to raise."""
+    try:
+        kind, ranks, text = json.loads(message[len(_REFUSED) :])
+    except ValueError:
+        return LaunchError("who answered as rank 0 speaks another language")
+    for known in (CommTimeout, OutOfSharedMemory):
+        if kind == known.__name__:
+            return known(f"{text} (told by rank 0)", ranks)
+    return LaunchError(f"rank 0 refused this rank: {text}", ranks)
+
+
+@dataclass(eq=False)
 class _Connection:
     socket: socket.socket
     nonce: bytes
@@ -81,33 +100,42 @@ class Host:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._guests: dict[int, _Connection] = {}
-        self._strangers = 0
+        self._strangers: list[_Connection] = []  # the oldest first
 
     def admit(self, fd: int) -> None:
         """Give every guest the descriptor; return when all have taken their place."""
         try:
-            self._serve(fd, "")
-            for guest in self._guests.values():
-                guest.socket.send(_GO)
+            self._serve(fd, None)
+            self._tell_all(_GO)
+        except UnisonoError as error:
+            self._tell_all(_refusal(error))
+            raise
         finally:
             self._close()
 
-    def refuse(self, reason: str) -> None:
+    def refuse(self, error: UnisonoError) -> None:
         """Tell every guest why there is no job; do not wait long for late ones."""
         self._deadline = min(self._deadline, time.monotonic() + 5)
         try:
-            self._serve(-1, reason)
+            self._serve(-1, error)
         except (CommTimeout, LaunchError):
             pass  # our own reason matters more than who did not hear it
         finally:
             self._close()
 
-    def _serve(self, fd: int, refusal: str) -> None:
+    def _tell_all(self, message: bytes) -> None:
+        for guest in self._guests.values():
+            # Who has ended meanwhile is noticed by everyone in the first call.
+            with contextlib.suppress(OSError):
+                guest.socket.send(message)
+
+    def _serve(self, fd: int, refusal: UnisonoError | None) -> None:
         size = self._launch.size
         while sum(guest.here for guest in self._guests.values()) < size - 1:
             left = self._deadline - time.monotonic()
             if left <= 0:
-                missing = sorted(set(range(1, size)) - set(self._guests))
+                came = {rank for rank, guest in self._guests.items() if guest.here}
+                missing = sorted(set(range(1, size)) - came)
                 raise CommTimeout(
                     f"{len(missing)} of {size} ranks did not come in {self._timeout:g} s: "
                     f"ranks {missing}; were they all started?",
@@ -122,18 +150,22 @@ class Host:
     def _welcome(self) -> None:
         connection, _ = self._listener.accept()
         connection.setblocking(False)
-        if _owner(connection) != os.getuid() or self._strangers >= _STRANGERS + self._launch.size:
+        if _owner(connection) != os.getuid():
             connection.close()
             return
-        self._strangers += 1
+        if len(self._strangers) >= _STRANGERS + self._launch.size:
+            self._drop(self._strangers[0])  # a true guest proves itself at once
         guest = _Connection(connection, secrets.token_bytes(_NONCE))
+        self._strangers.append(guest)
         self._selector.register(connection, selectors.EVENT_READ, guest)
         try:
             connection.send(guest.nonce)
         except OSError:
             self._drop(guest)
 
-    def _hear(self, guest: _Connection, fd: int, refusal: str) -> None:
+    def _hear(self, guest: _Connection, fd: int, refusal: UnisonoError | None) -> None:
+        if guest.socket.fileno() < 0:
+            return  # it was dropped in this very round
         try:
             message = guest.socket.recv(4096)
         except OSError:
@@ -149,7 +181,6 @@ class Host:
         if answer is None:
             self._drop(guest)  # a stranger learns nothing
             return
-        self._strangers -= 1
         try:
             if answer.startswith(_REFUSED):
                 guest.socket.send(answer)
@@ -158,12 +189,16 @@ class Host:
         except OSError:
             self._drop(guest)
             return
-        if refusal:
-            guest.here = True
-        elif answer.startswith(_REFUSED):
-            self._drop(guest)
+        if answer.startswith(_REFUSED):
+            if guest.rank >= 0:  # it belongs to the job that cannot be, and has been told
+                guest.here = True
+                self._hang_up(guest)
+            else:
+                self._drop(guest)
 
-    def _judge(self, guest: _Connection, message: bytes, refusal: str) -> bytes | None:
+    def _judge(
+        self, guest: _Connection, message: bytes, refusal: UnisonoError | None
+    ) -> bytes | None:
         """The answer to a hello, or None if it proves nothing."""
         if len(message) != _HELLO.size:
             return None
@@ -172,22 +207,27 @@ class Host:
         if magic != _MAGIC or not hmac.compare_digest(proof, expected):
             return None
         if version != _VERSION:
-            return _REFUSED + b"the ranks run different versions of unisono"
+            return _refusal(LaunchError("the ranks run different versions of unisono"))
         if size != self._launch.size or not 1 <= rank < size:
             text = f"rank {rank} of {size} does not belong to a job of {self._launch.size} ranks"
-            return _REFUSED + text.encode()
+            return _refusal(LaunchError(text, [rank]))
         if rank in self._guests:
-            return _REFUSED + f"there is a rank {rank} in job {self._launch.job!r} already".encode()
+            text = f"there is a rank {rank} in job {self._launch.job!r} already"
+            return _refusal(LaunchError(text, [rank]))
         guest.rank = rank
         self._guests[rank] = guest
-        if refusal:
-            return _REFUSED + refusal.encode()[:2048]
+        self._strangers.remove(guest)
+        if refusal is not None:
+            return _refusal(refusal)
         return _proof(self._launch, b"host", nonce)
 
     def _drop(self, guest: _Connection) -> None:
         if guest.rank < 0:
-            self._strangers -= 1
+            self._strangers.remove(guest)
         self._guests.pop(guest.rank, None)
+        self._hang_up(guest)
+
+    def _hang_up(self, guest: _Connection) -> None:
         self._selector.unregister(guest.socket)
         guest.socket.close()
 
@@ -220,16 +260,21 @@ class Guest:
         self._socket.send(body + _proof(self._launch, b"guest", nonce, body))
         answer, fds = self._receive()
         if answer.startswith(_REFUSED):
-            raise LaunchError(f"rank 0 refused this rank: {answer[len(_REFUSED) :].decode()}")
+            raise _refused(answer)
         expected = _proof(self._launch, b"host", own_nonce)
         if len(fds) != 1 or not hmac.compare_digest(answer, expected):
             raise LaunchError("who answered as rank 0 does not know the secret of this job")
+        # From here on rank 0 keeps the deadline and tells us who is missing; it began before us.
+        self._deadline = time.monotonic() + self._timeout + 1
         return fds[0]
 
     def settle(self) -> None:
         """Say that we are in place, and wait until everyone is."""
         self._socket.send(_HERE)
-        if self._receive()[0] != _GO:
+        answer = self._receive()[0]
+        if answer.startswith(_REFUSED):
+            raise _refused(answer)
+        if answer != _GO:
             raise LaunchError("rank 0 gave up while the job was starting")
         self._socket.close()
 
@@ -263,7 +308,9 @@ class Guest:
     def _receive(self) -> tuple[bytes, list[int]]:
         self._socket.settimeout(max(self._deadline - time.monotonic(), 0.001))
         try:
-            message, fds, _, _ = socket.recv_fds(self._socket, 4096, 1)
+            message, fds, _, _ = socket.recv_fds(
+                self._socket, 4096, 1, socket.MSG_CMSG_CLOEXEC
+            )
         except TimeoutError:
             raise CommTimeout(
                 f"the other ranks did not come in {self._timeout:g} s; were they all started?"
@@ -273,6 +320,7 @@ class Guest:
         if not message:
             raise LaunchError(
                 "rank 0 hung up while the job was starting: it ended, gave up waiting for others, "
-                "or does not know the secret of this job"
+                "or does not know the secret of this job",
+                [0],
             )
         return message, fds

@@ -69,7 +69,7 @@ class ShmEngine(Engine):
         self.rank = rank
         self.size = size
         self.timeout = 0.0
-        self._running: list[ShmWork] = []
+        self._running: set[ShmWork] = set()
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -229,9 +229,10 @@ class ShmEngine(Engine):
 
     def _track(self, work: ShmWork) -> ShmWork:
         """Hold unfinished work: the native thread uses its memory even if the caller drops it."""
-        self._running = [running for running in self._running if not running._poll()]
+        # Other threads may do the same at this moment, so nothing is read and then written back.
+        self._running.difference_update([old for old in list(self._running) if old._poll()])
         if not work._poll():
-            self._running.append(work)
+            self._running.add(work)
         return work
 
 
@@ -255,7 +256,7 @@ def _host(launch: Launch, timeout: float) -> _native.Job:
         fd = _native.create(launch.size)
     except (OutOfSharedMemory, LaunchError) as error:
         if host is not None:
-            host.refuse(str(error))
+            host.refuse(error)
         raise
     job = _native.Job(fd, 0)
     if host is not None:
