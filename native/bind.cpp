@@ -122,10 +122,6 @@ public:
         : job_(std::move(job)),
           worker_(std::make_unique<Worker>(
               std::make_unique<Group>(job_->arena, offset, rank, size))) {
-        auto ranks = std::make_shared<std::vector<int>>();
-        for (int member = 0; member < size; ++member)
-            ranks->push_back(worker_->group().world_rank(member));
-        world_ranks_ = std::move(ranks);
     }
     ~Communicator() {
         if (birth_.foreign()) static_cast<void>(worker_.release());
@@ -248,7 +244,7 @@ private:
         auto letter = std::make_shared<Letter>();
         letter->sending = sending;
         letter->peer = peer;
-        letter->world_ranks = world_ranks_;
+        letter->directory = worker_->group().directory();
         letter->context = context;
         letter->tag = tag;
         letter->data = data;
@@ -259,7 +255,6 @@ private:
     std::shared_ptr<Job> job_;
     std::unique_ptr<Worker> worker_;
     Birth birth_;
-    std::shared_ptr<const std::vector<int>> world_ranks_;
 };
 
 /// Makes the memory of a job of `size` ranks, its world group included; returns the descriptor.

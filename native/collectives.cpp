@@ -391,11 +391,12 @@ void barrier(Context& c) {
 
 /// A group of one: the result is the source, reduced with itself alone.
 void alone(Context& c) {
+    const std::size_t bytes = part_bytes(c, c.request.sends, 0);
     if (c.request.op != ReduceOp::none) {
         const void* from = c.request.source;
-        reduce_into(c, c.request.target, Store::plain, nullptr, Store::plain, &from, c.share());
+        reduce_into(c, c.request.target, Store::plain, nullptr, Store::plain, &from, bytes);
     } else if (c.request.verb != Verb::barrier) {
-        c.k.copy(c.request.target, c.request.source, c.share(), Store::plain);
+        c.k.copy(c.request.target, c.request.source, bytes, Store::plain);
     }
 }
 

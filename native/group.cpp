@@ -115,11 +115,13 @@ Group::Group(std::shared_ptr<Arena> arena, std::size_t offset, int rank, int siz
     rows_ = reinterpret_cast<std::uint64_t*>(mapping_->data() + plan.rows);
     slots_ = mapping_->data() + plan.slots;
     const auto* ranks = reinterpret_cast<const std::int32_t*>(mapping_->data() + plan.world_ranks);
-    world_ranks_.assign(ranks, ranks + size);
+    directory_ = std::make_shared<Directory>(
+        Directory{std::vector<int>(ranks, ranks + size), mapping_, members_});
 }
 
 Group::~Group() {
     close();
+    directory_.reset();
     mapping_.reset();
     arena_->forget(offset_);
 }
@@ -156,7 +158,7 @@ void Group::run(const Request& request, const Limits& limits) {
                     broken_->fault = Fault::closed;
                     give_up(Leave::interrupted, rank_);
                     break;
-                default: give_up(Leave::closed, rank_); break;
+                default: give_up(Leave::stopped, rank_); break;
             }
         }
         throw;
@@ -166,7 +168,7 @@ void Group::run(const Request& request, const Limits& limits) {
 void Group::give_up(Leave why, int blamed) noexcept {
     Member& self = members_[rank_];
     const auto word = static_cast<std::uint32_t>(why) | static_cast<std::uint32_t>(blamed + 1) << 8;
-    self.gave_up.store(word, std::memory_order_seq_cst);  // pairs with the load in check_peers()
+    self.gave_up.store(word, std::memory_order_seq_cst);  // pairs with check_peers(), barrier()
     wake_all(self.turn);
 }
 
@@ -215,7 +217,15 @@ void Group::barrier() {
     ++turn_;
     fence();  // streaming stores are not ordered by the store of the turn
     post(members_[rank_].turn, turn_);
-    for (int i = 1; i < size_; ++i) wait_for((rank_ + i) % size_);
+    bool somebody_left = false;
+    for (int i = 1; i < size_; ++i) {
+        const int peer = (rank_ + i) % size_;
+        wait_for(peer);
+        // seq_cst: pairs with give_up(). We have posted our turn: either a peer that gives up sees it,
+        // or we see that it gave up. The word stands in the line that we have just read.
+        somebody_left = somebody_left || members_[peer].gave_up.load(std::memory_order_seq_cst) != 0;
+    }
+    if (somebody_left) check_departed();
 }
 
 void Group::wait_for(int peer) {
@@ -229,35 +239,56 @@ void Group::check_peers() {
     for (int peer = 0; peer < size_; ++peer) {
         if (peer == rank_ || reached(peer)) continue;
         const std::uint32_t word = members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
-        const bool dead = word == 0 && !arena_->alive(world_ranks_[peer]);
+        const bool dead = word == 0 && !arena_->alive(world_rank(peer));
         if ((word == 0 && !dead) || reached(peer)) continue;  // it may have answered and then ended
-        const int blamed = static_cast<int>(word >> 8) - 1;
-        const std::string culprit = who(peer);
-        switch (static_cast<Leave>(word & 0xff)) {
-            case Leave::no:
-                throw Failure(Fault::lost,
-                              format("%s has ended; its last call was %s", culprit.c_str(),
-                                     last_call(peer).c_str()), {peer});
-            case Leave::closed:
-                throw Failure(Fault::lost, format("%s closed the group", culprit.c_str()), {peer});
-            case Leave::timeout:
-                throw Failure(Fault::timeout,
-                              format("%s gave up at its deadline, waiting for %s", culprit.c_str(),
-                                     blamed == rank_ ? "this rank" : who(blamed).c_str()), {peer});
-            case Leave::interrupted:
-                throw Failure(Fault::lost, format("%s was interrupted in its call", culprit.c_str()),
-                              {peer});
-            case Leave::lost:
-                throw Failure(Fault::lost,
-                              format("%s is lost, as %s has seen", who(blamed).c_str(),
-                                     culprit.c_str()), {blamed});
-            case Leave::memory:
-                throw Failure(Fault::memory,
-                              format("%s found no shared memory for its call; the slots of a rank take "
-                                     "up to %.1f MiB", who(blamed).c_str(),
-                                     2 * static_cast<double>(slot_bytes_) / (1 << 20)), {blamed});
-        }
+        raise_departed(peer, word);
     }
+}
+
+/// A peer came to this barrier and then gave it up, because we or others were late: its call has
+/// failed, so ours must not end as if nothing had happened.
+void Group::check_departed() {
+    for (int peer = 0; peer < size_; ++peer) {
+        const std::uint32_t word = members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
+        const auto why = static_cast<Leave>(word & 0xff);
+        if (why == Leave::no || why == Leave::closed) continue;
+        if (members_[peer].turn.value.load(std::memory_order_relaxed) == turn_) raise_departed(peer, word);
+    }
+}
+
+void Group::raise_departed(int peer, std::uint32_t word) {
+    const int blamed = static_cast<int>(word >> 8) - 1;
+    const std::string culprit = who(peer);
+    switch (static_cast<Leave>(word & 0xff)) {
+        case Leave::no:
+            throw Failure(Fault::lost,
+                          format("%s has ended; its last call was %s", culprit.c_str(),
+                                 last_call(peer).c_str()),
+                          {peer});
+        case Leave::closed:
+        case Leave::stopped:
+            throw Failure(Fault::lost, format("%s closed the group", culprit.c_str()), {peer});
+        case Leave::timeout:
+            throw Failure(Fault::lost,
+                          format("%s gave up at its deadline, waiting for %s", culprit.c_str(),
+                                 blamed == rank_ ? "this rank" : who(blamed).c_str()),
+                          {peer});
+        case Leave::interrupted:
+            throw Failure(Fault::lost, format("%s was interrupted in its call", culprit.c_str()),
+                          {peer});
+        case Leave::lost:
+            throw Failure(Fault::lost,
+                          format("%s is lost, as %s has seen", who(blamed).c_str(), culprit.c_str()),
+                          {blamed});
+        case Leave::memory:
+            throw Failure(Fault::memory,
+                          format("%s found no shared memory for its call; the slots of a rank take "
+                                 "up to %.1f MiB",
+                                 who(blamed).c_str(),
+                                 2 * static_cast<double>(slot_bytes_) / (1 << 20)),
+                          {blamed});
+    }
+    __builtin_unreachable();
 }
 
 void Group::expire() {
@@ -368,7 +399,7 @@ std::string Group::last_call(int rank) const {
 }
 
 std::string Group::who(int rank) const {
-    const int world = world_ranks_[rank];
+    const int world = world_rank(rank);
     const int pid = arena_->resident(world).pid.load(std::memory_order_relaxed);
     if (size_ == arena_->size() && world == rank) return format("rank %d (pid %d)", rank, pid);
     return format("rank %d (world rank %d, pid %d)", rank, world, pid);

@@ -53,8 +53,22 @@ struct alignas(128) Member {
     alignas(64) Card card[2];                   ///< by parity; read when fingerprints differ
 };
 
-/// Why a rank left: the reason, and in the upper bits 1 + the rank it blames.
-enum class Leave : std::uint32_t { no, closed, timeout, interrupted, lost, memory };
+/// Why a rank left: the reason, and in the upper bits 1 + the rank it blames. All but `closed` happen
+/// in the middle of a call, which then cannot end well for anybody who comes later.
+enum class Leave : std::uint32_t { no, closed, stopped, timeout, interrupted, lost, memory };
+
+/// Who the members of a group are; outlives the group in messages that are under way.
+struct Directory {
+    std::vector<int> world_ranks;
+    std::shared_ptr<Mapping> mapping;
+    const Member* members = nullptr;
+
+    /// Whether a member has left the group, for whatever reason.
+    bool left(int rank) const noexcept {
+        // acquire: pairs with give_up(): what the rank sent before is in the ring.
+        return members != nullptr && members[rank].gave_up.load(std::memory_order_acquire) != 0;
+    }
+};
 
 struct alignas(128) GroupHeader {
     std::uint32_t size;
@@ -78,7 +92,10 @@ public:
     int rank() const noexcept { return rank_; }
     int size() const noexcept { return size_; }
     std::uint32_t number() const noexcept { return header_->number; }
-    int world_rank(int rank) const noexcept { return world_ranks_[rank]; }
+    int world_rank(int rank) const noexcept {
+        return directory_->world_ranks[static_cast<std::size_t>(rank)];
+    }
+    const std::shared_ptr<const Directory>& directory() const noexcept { return directory_; }
     Arena& arena() const noexcept { return *arena_; }
 
     /// Runs a collective to its end; throws Failure. Unless it was a mismatch, the group is then
@@ -136,6 +153,8 @@ private:
     bool reached(int peer) const noexcept;
     void wait_for(int peer);
     void check_peers();
+    void check_departed();
+    [[noreturn]] void raise_departed(int peer, std::uint32_t word);
     [[noreturn]] void expire();
     void compare_all();
     [[noreturn]] void raise_mismatch();
@@ -156,7 +175,7 @@ private:
     std::size_t committed_ = 0;
     int rank_;
     int size_;
-    std::vector<int> world_ranks_;
+    std::shared_ptr<const Directory> directory_;
     std::uint32_t turn_ = 0;
     std::uint32_t step_ = 0;
     std::uint32_t calls_ = 0;

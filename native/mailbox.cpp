@@ -91,11 +91,17 @@ void Mailbox::wait(const std::shared_ptr<Letter>& letter, const Limits& limits) 
             },
             [&] { throw Failure(*expired(*letter)); });
     } catch (...) {
-        const std::lock_guard lock(mutex_);
-        cancel(letter);
+        {
+            const std::lock_guard lock(mutex_);
+            cancel(letter);
+        }
+        serve_in_background();  // what is left of a message must go through the ring all the same
         throw;
     }
-    if (const Failure* failure = letter->completion.failure()) throw Failure(*failure);
+    if (const Failure* failure = letter->completion.failure()) {
+        serve_in_background();
+        throw Failure(*failure);
+    }
 }
 
 // ---- moving; the lock is held ------------------------------------------------------------------
@@ -234,7 +240,7 @@ void Mailbox::take_stored(const std::shared_ptr<Letter>& letter) {
 /// Null if the message is what the receive expects. Notes where it came from in any case.
 std::unique_ptr<Failure> Mailbox::misfit(Letter& letter, int source, std::uint8_t dtype_code,
                                          std::uint32_t item, std::size_t bytes) {
-    const auto& ranks = *letter.world_ranks;
+    const auto& ranks = letter.directory->world_ranks;
     letter.source = static_cast<int>(std::find(ranks.begin(), ranks.end(), source) - ranks.begin());
     if (letter.dtype_code == dtype_code && letter.bytes == bytes) return nullptr;
     return std::make_unique<Failure>(
@@ -273,23 +279,26 @@ void Mailbox::cancel(const std::shared_ptr<Letter>& letter) {
 
 /// Null while the letter may still come to a good end.
 std::unique_ptr<Failure> Mailbox::trouble(const Letter& letter) const {
-    const auto gone = [&](int world) {
+    const auto& ranks = letter.directory->world_ranks;
+    const auto gone = [&](int rank) {
+        const int world = ranks[static_cast<std::size_t>(rank)];
         // acquire: pairs with the release in Arena::leave(): what it sent before is in the ring.
         return world != me_ && (arena_->resident(world).left.load(std::memory_order_acquire) != 0 ||
-                                !arena_->alive(world));
+                                letter.directory->left(rank) || !arena_->alive(world));
     };
     const char* verb = letter.sending ? "send to" : "receive from";
     if (letter.peer >= 0) {
-        if (!gone(letter.world_peer())) return nullptr;
+        if (!gone(letter.peer)) return nullptr;
         return std::make_unique<Failure>(
-            Fault::lost, format("cannot %s rank %d: it has ended", verb, letter.peer),
+            Fault::lost, format("cannot %s rank %d: it has ended or left the group", verb, letter.peer),
             std::vector<int>{letter.peer});
     }
     std::vector<int> lost;
-    for (std::size_t rank = 0; rank < letter.world_ranks->size(); ++rank)
-        if (gone((*letter.world_ranks)[rank])) lost.push_back(static_cast<int>(rank));
-    if (lost.empty() || lost.size() + 1 < letter.world_ranks->size()) return nullptr;
-    return std::make_unique<Failure>(Fault::lost, "cannot receive: all other ranks have ended", lost);
+    for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank)
+        if (gone(rank)) lost.push_back(rank);
+    if (lost.empty() || lost.size() + 1 < ranks.size()) return nullptr;
+    return std::make_unique<Failure>(Fault::lost, "cannot receive: all other ranks have ended or left",
+                                     lost);
 }
 
 std::unique_ptr<Failure> Mailbox::expired(const Letter& letter) const {
@@ -306,7 +315,7 @@ bool Mailbox::pending() const {
     return !receives_.empty() ||
            std::any_of(outgoing_.begin(), outgoing_.end(), [](const auto& queue) { return !queue.empty(); }) ||
            std::any_of(inbound_.begin(), inbound_.end(),
-                       [](const Inbound& inbound) { return inbound.letter != nullptr; });
+                       [](const Inbound& inbound) { return inbound.active; });
 }
 
 /// Ends letters whose peer is gone or whose time is up.

@@ -26,7 +26,7 @@ namespace unisono {
 struct Letter {
     bool sending = false;
     int peer = -1;  ///< -1: from any rank
-    std::shared_ptr<const std::vector<int>> world_ranks;
+    std::shared_ptr<const Directory> directory;
     std::uint32_t context = 0;
     std::int64_t tag = 0;
     std::uint8_t dtype_code = 0;
@@ -42,7 +42,9 @@ struct Letter {
     std::vector<std::byte> own;  ///< the rest of a send whose caller has given up
     Completion completion;
 
-    int world_peer() const { return peer < 0 ? -1 : (*world_ranks)[static_cast<std::size_t>(peer)]; }
+    int world_peer() const {
+        return peer < 0 ? -1 : directory->world_ranks[static_cast<std::size_t>(peer)];
+    }
 };
 
 class Mailbox {

@@ -14,11 +14,11 @@ const Limits patient{30, nullptr};
 std::shared_ptr<Letter> letter(const Job& job, bool sending, int peer, std::int64_t tag,
                                std::vector<std::uint8_t>& data) {
     auto made = std::make_shared<Letter>();
-    auto ranks = std::make_shared<std::vector<int>>();
-    for (int rank = 0; rank < job.size; ++rank) ranks->push_back(rank);
+    auto directory = std::make_shared<Directory>();
+    for (int rank = 0; rank < job.size; ++rank) directory->world_ranks.push_back(rank);
     made->sending = sending;
     made->peer = peer;
-    made->world_ranks = ranks;
+    made->directory = directory;
     made->context = 7;
     made->tag = tag;
     made->dtype_code = 5;

@@ -19,8 +19,8 @@ import numpy as np
 __all__ = ["main"]
 
 #: What a contestant makes of a collective and a count of float32: the call, and its two buffers.
-Prepared = tuple[Callable[[], object], np.ndarray[Any, Any], np.ndarray[Any, Any]]
-Prepare = Callable[[str, int], Prepared]
+_Prepared = tuple[Callable[[], object], np.ndarray[Any, Any], np.ndarray[Any, Any]]
+_Prepare = Callable[[str, int], _Prepared]
 
 
 def main(contestant: str) -> None:
@@ -80,14 +80,14 @@ def _shapes(collective: str, count: int, size: int) -> tuple[int, int]:
     }.get(collective, (count, count))
 
 
-def _unisono(engine: str, size: int) -> tuple[Prepare, Callable[[], None]]:
+def _unisono(engine: str, size: int) -> tuple[_Prepare, Callable[[], None]]:
     from unisono.core import buffers, dispatch, groups
     from unisono.core.engine import ReduceOp
 
     world = groups.init(engine)
     root = world.rank == 0
 
-    def prepare(collective: str, count: int) -> Prepared:
+    def prepare(collective: str, count: int) -> _Prepared:
         lengths = _shapes(collective, count, size)
         source = np.zeros(lengths[0], np.float32)
         # In place where torch works in place, so that both do the same.
@@ -117,14 +117,14 @@ def _unisono(engine: str, size: int) -> tuple[Prepare, Callable[[], None]]:
     return prepare, groups.close
 
 
-def _gloo(size: int) -> tuple[Prepare, Callable[[], None]]:
+def _gloo(size: int) -> tuple[_Prepare, Callable[[], None]]:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
 
-    def prepare(collective: str, count: int) -> Prepared:
+    def prepare(collective: str, count: int) -> _Prepared:
         lengths = _shapes(collective, count, size)
         source = torch.zeros(lengths[0])
         in_place = collective in ("all_reduce", "reduce", "broadcast")

@@ -19,7 +19,7 @@ _RANKS = 4
 
 
 @dataclass(frozen=True)
-class Scene:
+class _Scene:
     """One collective: how each dialect writes it, and what every rank must hold afterwards."""
 
     name: str
@@ -41,31 +41,31 @@ def _elsewhere(rank: int, dialect: str) -> list[float]:
 
 
 _SCENES = (
-    Scene(
+    _Scene(
         "all_reduce",
         "dist.all_reduce(x)",
         "x, _ = comm_func.all_reduce(x)",
         lambda rank, dialect: _TOTAL,
     ),
-    Scene(
+    _Scene(
         "reduce",
         "dist.reduce(x, dst=0)",
         "y = comm_func.reduce(x, 0)",
         lambda rank, dialect: _TOTAL if rank == 0 else _elsewhere(rank, dialect),
     ),
-    Scene(
+    _Scene(
         "reduce_scatter",
         "dist.reduce_scatter(y, list(x))",
         "y, _ = comm_func.reduce_scatter_tensor(x)",
         lambda rank, dialect: [_TOTAL[rank]],
     ),
-    Scene(
+    _Scene(
         "all_gather",
         "dist.all_gather(parts, x[:1])",
         "y, _ = comm_func.all_gather_into_tensor(x[:1])",
         lambda rank, dialect: [float(_given(other)[0]) for other in range(_RANKS)],
     ),
-    Scene(
+    _Scene(
         "all_to_all",
         "dist.all_to_all(parts, list(x))",
         "y, _ = comm_func.all_to_all_with_output_shape(shapes, list(x))",
