@@ -308,9 +308,7 @@ class Guest:
     def _receive(self) -> tuple[bytes, list[int]]:
         self._socket.settimeout(max(self._deadline - time.monotonic(), 0.001))
         try:
-            message, fds, _, _ = socket.recv_fds(
-                self._socket, 4096, 1, socket.MSG_CMSG_CLOEXEC
-            )
+            message, fds, _, _ = socket.recv_fds(self._socket, 4096, 1, socket.MSG_CMSG_CLOEXEC)
         except TimeoutError:
             raise CommTimeout(
                 f"the other ranks did not come in {self._timeout:g} s; were they all started?"

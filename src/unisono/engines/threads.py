@@ -1,343 +1,20 @@
 """Ranks are threads of one process: the readable reference, in plain Python and NumPy.
 
-The idea: every call puts a ticket (what this rank calls, and with which memory) on the board of its
-turn. The rank that completes the board does the work for all of them, for it can see everybody's
-memory, and then all tickets are done. So a call never needs a thread of its own, and an
-asynchronous call is one that does not wait for its ticket.
+The engine only says what is called; `board` brings the ranks together and does the work.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
+from collections.abc import Sequence
 
 from unisono.core.buffers import Buffer
-from unisono.core.dtypes import DType
 from unisono.core.engine import Counts, Engine, ReduceOp, Work
 from unisono.core.rendezvous import Launch
-from unisono.engines.arithmetic import Array, combine
-from unisono.errors import CommTimeout, LaunchError, MismatchError, NotReady, PeerLost, UnisonoError
+from unisono.engines.board import Call, Hub, Ticket
+from unisono.errors import LaunchError, NotReady
 
-__all__ = [
-    "Call",
-    "Hub",
-    "SubHub",
-    "ThreadsEngine",
-    "Ticket",
-    "disagree",
-    "threads_world",
-]
-
-# ---- tickets and boards --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Call:
-    """What a rank calls. The first five fields must agree; counts must fit each other."""
-
-    verb: str
-    dtype: DType | None = None
-    op: ReduceOp | None = None
-    root: int | None = None
-    count: int | None = None
-    sends: tuple[int, ...] = field(default=(), compare=False)
-    receives: tuple[int, ...] = field(default=(), compare=False)
-
-    def __str__(self) -> str:
-        words = [self.verb]
-        if self.dtype is not None:
-            words.append(self.dtype.name)
-        if self.count is not None:
-            words.append(f"x {self.count}")
-        if self.op is not None:
-            words.append(repr(self.op).removeprefix("ReduceOp.").lower())
-        if self.root is not None:
-            words.append(f"root {self.root}")
-        if self.sends:
-            words.append(f"sending {list(self.sends)}")
-        if self.receives:
-            words.append(f"receiving {list(self.receives)}")
-        return " ".join(words)
-
-
-class Ticket(Work):
-    """One rank's part in a call: its call, its memory, and later the outcome."""
-
-    def __init__(self, hub: Hub, rank: int, turn: int, call: Call, deadline: float) -> None:
-        super().__init__()
-        self.hub, self.rank, self.turn, self.call, self.deadline = hub, rank, turn, call, deadline
-        self.src: Buffer | None = None
-        self.dst: Buffer | None = None
-        self.ended = threading.Event()
-        self.failure: UnisonoError | None = None
-
-    def end(self, failure: UnisonoError | None = None) -> None:
-        """Note the outcome and wake whoever waits."""
-        self.failure = failure
-        self.ended.set()
-
-    def _poll(self) -> bool:
-        return self.ended.is_set()
-
-    def _block(self, timeout: float | None) -> None:
-        left = self.deadline - time.monotonic()
-        if timeout is not None and timeout < left:
-            if not self.ended.wait(max(timeout, 0)):
-                raise CommTimeout(f"{self.call} has not ended after {timeout:g} s")
-        elif not self.ended.wait(max(left, 0)):
-            self.hub.give_up(self)
-        if self.failure is not None:
-            # Each rank and each wait gets an error object of its own to write notes on.
-            raise type(self.failure)(str(self.failure), self.failure.ranks)
-
-
-class Hub:
-    """What the threads of one group share: boards by turn, letters by receiver."""
-
-    def __init__(self, size: int, timeout: float) -> None:
-        self.size = size
-        self.timeout = timeout
-        self.lock = threading.RLock()
-        self.boards: dict[int, dict[int, Ticket]] = {}
-        self.last: dict[int, str] = {}
-        self.gone: dict[int, str] = {}
-        self.letters: list[tuple[int, int, int, Array, DType]] = []
-        self.waiting: list[tuple[Ticket, int | None, int]] = []
-        self.children: dict[str, Hub] = {}
-
-    def post(self, ticket: Ticket) -> Ticket:
-        """Put a ticket on the board of its turn; whoever completes the board does the work."""
-        with self.lock:
-            board = self.boards.setdefault(ticket.turn, {})
-            board[ticket.rank] = ticket
-            self.last[ticket.rank] = f"{ticket.call} (call {ticket.turn})"
-            if len(board) == self.size:
-                del self.boards[ticket.turn]
-                _finish_board([board[rank] for rank in range(self.size)])
-            else:
-                self._fail_lonely()
-        return ticket
-
-    def leave(self, rank: int, reason: str) -> None:
-        """A rank is gone: calls that it has not joined can never end well."""
-        with self.lock:
-            self.gone.setdefault(rank, reason)
-            self._fail_lonely()
-            for child in self.children.values():
-                child.leave_world_rank(rank, reason)
-
-    def leave_world_rank(self, rank: int, reason: str) -> None:
-        """Overridden where the ranks of a group are not those of its parent."""
-        self.leave(rank, reason)
-
-    def _fail_lonely(self) -> None:
-        for board in self.boards.values():
-            lost = [rank for rank in self.gone if rank not in board]
-            if lost:
-                text = "; ".join(f"rank {rank} {self.gone[rank]}" for rank in lost)
-                for ticket in board.values():
-                    ticket.end(PeerLost(f"{text}; {ticket.call} cannot end", lost))
-        for ticket, peer, _ in list(self.waiting):
-            others = [r for r in range(self.size) if r != ticket.rank]
-            if peer in self.gone or (
-                peer is None and others and all(r in self.gone for r in others)
-            ):
-                lost = [peer] if peer is not None else others
-                text = "; ".join(f"rank {rank} {self.gone[rank]}" for rank in lost)
-                ticket.end(PeerLost(f"{text}; {ticket.call} cannot end", lost))
-        self.waiting = [entry for entry in self.waiting if not entry[0].ended.is_set()]
-
-    def give_up(self, ticket: Ticket) -> None:
-        """The deadline has passed: say who is missing and what each rank did last."""
-        with self.lock:
-            if ticket.ended.is_set():
-                return
-            if ticket.call.verb == "recv":
-                self.waiting = [entry for entry in self.waiting if entry[0] is not ticket]
-                peer = ticket.call.root
-                sender = "any rank" if peer is None else f"rank {peer}"
-                text = f"no message from {sender} for {ticket.call} after {self.timeout:g} s"
-                ticket.end(CommTimeout(text, () if peer is None else (peer,)))
-                return
-            # The others on the board wait for the same ranks: without us their call cannot end.
-            board = self.boards.pop(ticket.turn)
-            missing = [rank for rank in range(self.size) if rank not in board]
-            names = ", ".join(f"rank {rank}" for rank in missing)
-            deeds = "; ".join(f"rank {r}: {self.last.get(r, 'no call yet')}" for r in missing)
-            for other in board.values():
-                text = f"{other.call} waited {self.timeout:g} s for {names}; last calls: {deeds}"
-                other.end(CommTimeout(text, missing))
-            for rank, other in board.items():
-                self.leave(rank, f"gave up {other.call} at its deadline")
-
-    def deliver(self, source: int, target: int, tag: int, src: Buffer) -> None:
-        """Give a copy of `src` to the first receive that fits it, or keep it."""
-        with self.lock:
-            for index, (ticket, peer, wanted) in enumerate(self.waiting):
-                if ticket.rank == target and wanted == tag and peer in (None, source):
-                    del self.waiting[index]
-                    _hand_over(ticket, source, src.array, src.dtype)
-                    return
-            self.letters.append((source, target, tag, src.array.copy(), src.dtype))
-
-    def collect(self, ticket: Ticket, peer: int | None, tag: int) -> Ticket:
-        """Take the first letter that fits, or wait for one."""
-        with self.lock:
-            for index, (source, target, sent, array, dtype) in enumerate(self.letters):
-                if target == ticket.rank and sent == tag and peer in (None, source):
-                    del self.letters[index]
-                    _hand_over(ticket, source, array, dtype)
-                    return ticket
-            self.waiting.append((ticket, peer, tag))
-            self._fail_lonely()
-        return ticket
-
-
-class SubHub(Hub):
-    """The hub of a subgroup: knows its ranks by their place in the parent."""
-
-    def __init__(self, ranks: Sequence[int], timeout: float) -> None:
-        super().__init__(len(ranks), timeout)
-        self.ranks = list(ranks)
-
-    def leave_world_rank(self, rank: int, reason: str) -> None:
-        if rank in self.ranks:
-            self.leave(self.ranks.index(rank), reason)
-
-
-def _hand_over(ticket: Ticket, source: int, array: Array, dtype: DType) -> None:
-    dst = ticket.dst
-    assert dst is not None
-    ticket.source = source
-    if dst.dtype is not dtype or dst.count != array.size:
-        ticket.end(
-            MismatchError(
-                f"rank {source} sent {dtype.name} x {array.size}, "
-                f"but rank {ticket.rank} receives {dst.dtype.name} x {dst.count}",
-                [source, ticket.rank],
-            )
-        )
-        return
-    dst.array[:] = array
-    ticket.end()
-
-
-def _finish_board(tickets: list[Ticket]) -> None:
-    """All ranks are here: compare what they call, do it, and end every ticket."""
-    failure: UnisonoError | None = None
-    if disagree([ticket.call for ticket in tickets]):
-        sides: dict[str, list[int]] = {}
-        for ticket in tickets:
-            sides.setdefault(str(ticket.call), []).append(ticket.rank)
-        text = "; ".join(
-            f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}: {call}"
-            for call, ranks in sides.items()
-        )
-        failure = MismatchError(f"ranks disagree in call {tickets[0].turn}: {text}")
-    else:
-        _VERBS[tickets[0].call.verb](tickets)
-    for ticket in tickets:
-        ticket.end(failure)
-
-
-def disagree(calls: Sequence[Call]) -> bool:
-    """Tell whether ranks call different things, or counts that do not fit each other."""
-    if any(call != calls[0] for call in calls):
-        return True
-    return any(
-        sender.sends[j] != receiver.receives[i]
-        for i, sender in enumerate(calls)
-        for j, receiver in enumerate(calls)
-        if sender.sends and receiver.receives
-    )
-
-
-# ---- the verbs, seen from outside: all sources and all destinations are here ---------------------
-
-
-def _source(ticket: Ticket) -> Array:
-    assert ticket.src is not None
-    return ticket.src.array
-
-
-def _parts(array: Array, counts: Sequence[int]) -> list[Array]:
-    ends = np.cumsum(counts)
-    return [array[end - count : end] for end, count in zip(ends, counts, strict=True)]
-
-
-def _store(ticket: Ticket, result: Array) -> None:
-    assert ticket.dst is not None
-    ticket.dst.array[:] = result
-
-
-def _do_broadcast(tickets: list[Ticket]) -> None:
-    root = tickets[0].call.root
-    assert root is not None
-    data = _source(tickets[root]).copy()
-    for ticket in tickets:
-        _store(ticket, data)
-
-
-def _do_reduce(tickets: list[Ticket]) -> None:
-    op = tickets[0].call.op
-    assert op is not None
-    result = combine(op, [_source(ticket) for ticket in tickets])
-    for ticket in tickets:
-        if ticket.dst is not None:
-            _store(ticket, result)
-
-
-def _do_reduce_scatter(tickets: list[Ticket]) -> None:
-    op = tickets[0].call.op
-    assert op is not None
-    result = combine(op, [_source(ticket) for ticket in tickets])
-    for ticket, part in zip(tickets, _parts(result, tickets[0].call.sends), strict=True):
-        _store(ticket, part)
-
-
-def _do_gather(tickets: list[Ticket]) -> None:
-    joined = np.concatenate([_source(ticket) for ticket in tickets])
-    for ticket in tickets:
-        if ticket.dst is not None:
-            _store(ticket, joined)
-
-
-def _do_scatter(tickets: list[Ticket]) -> None:
-    root = tickets[0].call.root
-    assert root is not None
-    data = _source(tickets[root]).copy()
-    for ticket, part in zip(tickets, _parts(data, tickets[root].call.sends), strict=True):
-        _store(ticket, part)
-
-
-def _do_all_to_all(tickets: list[Ticket]) -> None:
-    parts = [_parts(_source(ticket).copy(), ticket.call.sends) for ticket in tickets]
-    for ticket in tickets:
-        _store(ticket, np.concatenate([row[ticket.rank] for row in parts]))
-
-
-def _do_barrier(tickets: list[Ticket]) -> None:
-    return None
-
-
-_VERBS: dict[str, Callable[[list[Ticket]], None]] = {
-    "broadcast": _do_broadcast,
-    "reduce": _do_reduce,
-    "all_reduce": _do_reduce,
-    "reduce_scatter": _do_reduce_scatter,
-    "gather": _do_gather,
-    "all_gather": _do_gather,
-    "scatter": _do_scatter,
-    "all_to_all": _do_all_to_all,
-    "barrier": _do_barrier,
-}
-
-
-# ---- the engine ----------------------------------------------------------------------------------
+__all__ = ["ThreadsEngine", "threads_world"]
 
 
 class ThreadsEngine(Engine):
@@ -360,7 +37,7 @@ class ThreadsEngine(Engine):
                 f"ranks of engine 'threads' live in one process, but {launch.source} started "
                 f"{launch.size} processes; use engine 'shm', or unisono.spawn"
             )
-        return cls(Hub(1, timeout), 0)
+        return cls(Hub([0], timeout), 0)
 
     def _ticket(self, call: Call) -> Ticket:
         if self._closed:
@@ -453,9 +130,7 @@ class ThreadsEngine(Engine):
         return self._collective(Call("barrier"), None, None, blocking)
 
     def split(self, ranks: Sequence[int], key: str) -> ThreadsEngine:
-        with self.hub.lock:
-            hub = self.hub.children.setdefault(key, SubHub(ranks, self.timeout))
-        return ThreadsEngine(hub, list(ranks).index(self.rank))
+        return ThreadsEngine(self.hub.child(ranks, key), list(ranks).index(self.rank))
 
     def close(self) -> None:
         if not self._closed:
@@ -465,5 +140,5 @@ class ThreadsEngine(Engine):
 
 def threads_world(size: int, timeout: float) -> list[ThreadsEngine]:
     """The engines of `size` ranks that are to be threads of this process."""
-    hub = Hub(size, timeout)
+    hub = Hub(range(size), timeout)
     return [ThreadsEngine(hub, rank) for rank in range(size)]
