@@ -33,7 +33,8 @@ struct Plan {
         rings = round_up(channels + n * n * sizeof(Channel), page);
         // 64 KiB cells up to 8 ranks, then smaller, so that all rings together stay below 16 MiB.
         cell = std::size_t{64} << 10;
-        while (cell > 2 * page && n * n * Arena::ring_cells * cell > (std::size_t{16} << 20)) cell /= 2;
+        while (cell > 2 * page && n * n * Arena::ring_cells * cell > (std::size_t{16} << 20))
+            cell /= 2;
         world = round_up(rings + n * n * Arena::ring_cells * cell, std::size_t{2} << 20);
     }
 
@@ -68,8 +69,8 @@ std::size_t left_by_control_group() {
         folder += second ? path : std::string("/memory") + path;
         const std::size_t limit = read_number(
             folder + (second ? "/memory.max" : "/memory.limit_in_bytes"), "%zu", plenty);
-        const std::size_t used = read_number(
-            folder + (second ? "/memory.current" : "/memory.usage_in_bytes"), "%zu", 0);
+        const std::size_t used =
+            read_number(folder + (second ? "/memory.current" : "/memory.usage_in_bytes"), "%zu", 0);
         const std::size_t cache = read_number(
             folder + "/memory.stat", second ? "inactive_file %zu" : "total_inactive_file %zu", 0);
         left = std::min(left, limit + cache > used ? limit + cache - used : 0);
@@ -80,7 +81,8 @@ std::size_t left_by_control_group() {
 
 /// Memory that the kernel could still give, in bytes.
 std::size_t available_memory() {
-    const std::size_t host = read_number("/proc/meminfo", "MemAvailable: %zu kB", plenty >> 10) << 10;
+    const std::size_t host = read_number("/proc/meminfo", "MemAvailable: %zu kB", plenty >> 10)
+                             << 10;
     return std::min(host, left_by_control_group());
 }
 
@@ -110,8 +112,8 @@ void commit_pages(int fd, std::size_t offset, std::size_t bytes) {
 }  // namespace
 
 Mapping::Mapping(int fd, std::size_t offset, std::size_t bytes) : bytes_(bytes) {
-    void* address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
-                         static_cast<off_t>(offset));
+    void* address =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(offset));
     if (address == MAP_FAILED) refuse_system("mapping shared memory");
     data_ = static_cast<std::byte*>(address);
 }
@@ -120,7 +122,8 @@ Mapping::~Mapping() { munmap(data_, bytes_); }
 
 int Arena::create(int size) {
     if (size < 1 || size > max_ranks)
-        throw Failure(Fault::system, format("%d ranks on one host; 1 to %d are possible", size, max_ranks));
+        throw Failure(Fault::system,
+                      format("%d ranks on one host; 1 to %d are possible", size, max_ranks));
     const int fd = memfd_create("unisono", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) refuse_system("memfd_create");
     try {
@@ -131,9 +134,11 @@ int Arena::create(int size) {
         Mapping mapping(fd, 0, plan.rings);
         auto* header = new (mapping.data()) JobHeader{};
         for (int rank = 0; rank < size; ++rank)
-            new (mapping.data() + plan.residents + static_cast<std::size_t>(rank) * sizeof(Resident)) Resident;
+            new (mapping.data() + plan.residents +
+                 static_cast<std::size_t>(rank) * sizeof(Resident)) Resident;
         for (int pair = 0; pair < size * size; ++pair)
-            new (mapping.data() + plan.channels + static_cast<std::size_t>(pair) * sizeof(Channel)) Channel;
+            new (mapping.data() + plan.channels + static_cast<std::size_t>(pair) * sizeof(Channel))
+                Channel;
         header->layout = layout;
         header->size = static_cast<std::uint32_t>(size);
         header->next_offset.store(plan.world, std::memory_order_relaxed);
@@ -150,8 +155,9 @@ Arena::Arena(int fd) : fd_(fd) {
         const Mapping first(fd, 0, page);
         const auto* header = reinterpret_cast<const JobHeader*>(first.data());
         if (header->magic != magic || header->layout != layout)
-            throw Failure(Fault::system, "the ranks run different versions of unisono; "
-                                         "install the same one for all of them");
+            throw Failure(Fault::system,
+                          "the ranks run different versions of unisono; "
+                          "install the same one for all of them");
         size_ = static_cast<int>(header->size);
     }
     const Plan plan(size_);
@@ -188,7 +194,8 @@ void Arena::leave(int rank) noexcept {
 
 void Arena::meet(int rank) {
     const std::lock_guard lock(mutex_);
-    if (!handles_.empty()) return;  // ranks that are threads share this object: one meeting is enough
+    if (!handles_.empty())
+        return;  // ranks that are threads share this object: one meeting is enough
     bool one_session = true;
     for (int peer = 0; peer < size_; ++peer) {
         const Resident& other = resident(peer);
@@ -215,7 +222,9 @@ void Arena::meet(int rank) {
     patience_ = choose_patience(crowded_, one_session);
 }
 
-void Arena::commit_ring(int from, int to) { commit(ring_offset(from, to), ring_cells * cell_bytes_); }
+void Arena::commit_ring(int from, int to) {
+    commit(ring_offset(from, to), ring_cells * cell_bytes_);
+}
 
 std::size_t Arena::allocate(std::size_t bytes) {
     return header_->next_offset.fetch_add(round_up(bytes, page), std::memory_order_relaxed);

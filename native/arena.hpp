@@ -134,7 +134,8 @@ public:
 
 private:
     std::size_t ring_offset(int from, int to) const noexcept {
-        return rings_offset_ + static_cast<std::size_t>(from * size_ + to) * ring_cells * cell_bytes_;
+        return rings_offset_ +
+               static_cast<std::size_t>(from * size_ + to) * ring_cells * cell_bytes_;
     }
 
     int fd_;

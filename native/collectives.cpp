@@ -1,7 +1,7 @@
 // native/collectives.cpp: the verbs. Above each: the idea, its barriers, its bytes.
 //
-// P ranks, S bytes: the larger buffer that one rank holds. "Staged" means written into the own slot,
-// from which peers read. Long messages go in chunks, one step of the group for each.
+// P ranks, S bytes: the larger buffer that one rank holds. "Staged" means written into the own
+// slot, from which peers read. Long messages go in chunks, one step of the group for each.
 #include "collectives.hpp"
 
 #include <algorithm>
@@ -29,13 +29,14 @@ struct Context {
     std::size_t share() const { return request.count * request.item; }
     std::size_t bytes(int from, int to) const { return group.sends(from, to) * request.item; }
 
-    /// Results that will not fit the cache anyway are stored past it, unless they replace the source.
+    /// Results that will not fit the cache anyway are stored past it, unless they replace the
+    /// source.
     Store result(std::size_t total) const {
         return total >= huge && request.source != request.target ? Store::streaming : Store::plain;
     }
 
-    /// Bytes of a chunk for a message of `total` bytes: small enough for the cache, large enough that
-    /// barriers do not count.
+    /// Bytes of a chunk for a message of `total` bytes: small enough for the cache, large enough
+    /// that barriers do not count.
     std::size_t chunk(std::size_t total) const {
         const std::size_t wanted = total >= huge ? std::size_t{1} << 20 : std::size_t{256} << 10;
         return std::min(wanted, group.slot_bytes());
@@ -87,8 +88,8 @@ struct Slice {
 void reduce_into(Context& c, std::byte* to, Store store, std::byte* also, Store also_store,
                  const void* const* from, std::size_t bytes) {
     if (bytes == 0) return;
-    c.k.reduce(c.request.dtype, c.request.op, c.request.factor, to, store, also, also_store, from, c.n,
-               bytes / c.request.item);
+    c.k.reduce(c.request.dtype, c.request.op, c.request.factor, to, store, also, also_store, from,
+               c.n, bytes / c.request.item);
 }
 
 // ---- all_reduce --------------------------------------------------------------------------------
@@ -106,9 +107,9 @@ void all_reduce_once(Context& c) {
     c.group.probe(bytes);
 }
 
-/// Two-shot: rank r reduces slice r. Stage what others reduce; barrier; reduce the own slice into the
-/// result and the slot at once; barrier; copy the other slices out. Barriers: 2 a chunk.
-/// Bytes staged: S; read from peers: 2(P-1)/P S.
+/// Two-shot: rank r reduces slice r. Stage what others reduce; barrier; reduce the own slice into
+/// the result and the slot at once; barrier; copy the other slices out. Barriers: 2 a chunk. Bytes
+/// staged: S; read from peers: 2(P-1)/P S.
 void all_reduce_sliced(Context& c) {
     const std::size_t total = c.share();
     const std::size_t chunk = c.chunk(total);
@@ -124,15 +125,18 @@ void all_reduce_sliced(Context& c) {
         c.k.copy(slot, source, own.begin, c.group.staging());
         const std::size_t end = own.begin + own.length;
         c.k.copy(slot + end, source + end, length - end, c.group.staging());
-        if (done == 0) c.enter();
-        else c.group.barrier();
+        if (done == 0)
+            c.enter();
+        else
+            c.group.barrier();
         reduce_into(c, target + own.begin, result, slot + own.begin, c.group.staging(),
                     c.sources(source + own.begin, own.begin), own.length);
         c.group.barrier();
         for (int i = 1; i < c.n; ++i) {
             const int peer = (c.me + i) % c.n;
             const Slice theirs(length, c.n, peer);
-            c.k.copy(target + theirs.begin, c.group.slot(peer) + theirs.begin, theirs.length, result);
+            c.k.copy(target + theirs.begin, c.group.slot(peer) + theirs.begin, theirs.length,
+                     result);
         }
     }
     c.group.probe(total);
@@ -140,14 +144,16 @@ void all_reduce_sliced(Context& c) {
 
 void all_reduce(Context& c) {
     const std::size_t limit = c.n == 2 ? std::size_t{32} << 10 : std::size_t{8} << 10;
-    if (c.share() <= std::min(limit, c.group.slot_bytes())) all_reduce_once(c);
-    else all_reduce_sliced(c);
+    if (c.share() <= std::min(limit, c.group.slot_bytes()))
+        all_reduce_once(c);
+    else
+        all_reduce_sliced(c);
 }
 
 // ---- reduce ------------------------------------------------------------------------------------
 
-/// The root reduces straight out of the slots. Barriers: 1 a chunk. Bytes staged by each other rank:
-/// S; read by the root: (P-1)S. Best for short messages and for two ranks.
+/// The root reduces straight out of the slots. Barriers: 1 a chunk. Bytes staged by each other
+/// rank: S; read by the root: (P-1)S. Best for short messages and for two ranks.
 void reduce_at_root(Context& c) {
     const bool root = c.me == c.request.root;
     const std::size_t total = c.share();
@@ -160,8 +166,10 @@ void reduce_at_root(Context& c) {
             c.group.need_slot(length);
             c.k.copy(c.group.slot(c.me), c.request.source + done, length, c.group.staging());
         }
-        if (done == 0) c.enter();
-        else c.group.barrier();
+        if (done == 0)
+            c.enter();
+        else
+            c.group.barrier();
         if (root)
             reduce_into(c, c.request.target + done, c.result(total), nullptr, Store::plain,
                         c.sources(c.request.source + done, 0), length);
@@ -185,11 +193,13 @@ void reduce_sliced(Context& c) {
         std::byte* slot = c.group.slot(c.me);
         c.k.copy(slot, source, own.begin, c.group.staging());
         c.k.copy(slot + end, source + end, length - end, c.group.staging());
-        if (done == 0) c.enter();
-        else c.group.barrier();
+        if (done == 0)
+            c.enter();
+        else
+            c.group.barrier();
         std::byte* to = root ? c.request.target + done : slot;
-        reduce_into(c, to + own.begin, root ? Store::plain : c.group.staging(), nullptr, Store::plain,
-                    c.sources(source + own.begin, own.begin), own.length);
+        reduce_into(c, to + own.begin, root ? Store::plain : c.group.staging(), nullptr,
+                    Store::plain, c.sources(source + own.begin, own.begin), own.length);
         c.group.barrier();
         if (!root) continue;
         for (int i = 1; i < c.n; ++i) {
@@ -203,8 +213,10 @@ void reduce_sliced(Context& c) {
 }
 
 void reduce(Context& c) {
-    if (c.n == 2 || c.share() <= (std::size_t{32} << 10)) reduce_at_root(c);
-    else reduce_sliced(c);
+    if (c.n == 2 || c.share() <= (std::size_t{32} << 10))
+        reduce_at_root(c);
+    else
+        reduce_sliced(c);
 }
 
 // ---- verbs that move parts: one loop over steps, known only after the ranks have agreed ---------
@@ -275,7 +287,8 @@ void all_gather(Context& c) {
     const std::size_t chunk = c.plain_chunk();
     const std::size_t own = c.share();
     const Store result = even_total(c) >= huge ? Store::streaming : Store::plain;
-    std::byte* own_place = collects ? c.request.target + part_offset(c, c.request.receives, c.me) : nullptr;
+    std::byte* own_place =
+        collects ? c.request.target + part_offset(c, c.request.receives, c.me) : nullptr;
     in_steps(
         c, chunk,
         [&](std::size_t step) {
@@ -287,8 +300,8 @@ void all_gather(Context& c) {
             }
             c.group.need_slot(length);
             if (collects)
-                c.k.copy_twice(c.group.slot(c.me), c.group.staging(), own_place + step * chunk, result,
-                               source, length);
+                c.k.copy_twice(c.group.slot(c.me), c.group.staging(), own_place + step * chunk,
+                               result, source, length);
             else
                 c.k.copy(c.group.slot(c.me), source, length, c.group.staging());
         },
@@ -317,15 +330,19 @@ void scatter(Context& c) {
                 const std::size_t length = piece(part_bytes(c, c.request.sends, peer), step, cell);
                 const std::byte* source =
                     c.request.source + part_offset(c, c.request.sends, peer) + step * cell;
-                if (peer == c.me) c.k.copy(c.request.target + step * cell, source, length, Store::plain);
-                else c.k.copy(c.group.slot(c.me) + static_cast<std::size_t>(peer) * cell, source, length,
-                              c.group.staging());
+                if (peer == c.me)
+                    c.k.copy(c.request.target + step * cell, source, length, Store::plain);
+                else
+                    c.k.copy(c.group.slot(c.me) + static_cast<std::size_t>(peer) * cell, source,
+                             length, c.group.staging());
             }
         },
         [&](std::size_t step) {
             if (root) return;
-            const std::byte* slot = c.group.slot(c.request.root) + static_cast<std::size_t>(c.me) * cell;
-            c.k.copy(c.request.target + step * cell, slot, piece(c.share(), step, cell), Store::plain);
+            const std::byte* slot =
+                c.group.slot(c.request.root) + static_cast<std::size_t>(c.me) * cell;
+            c.k.copy(c.request.target + step * cell, slot, piece(c.share(), step, cell),
+                     Store::plain);
         });
     c.group.probe(c.group.largest_share() * c.request.item);
 }
@@ -406,15 +423,25 @@ void run_collective(Group& group, const Request& request) {
     Context c(group, request);
     if (group.size() == 1) return alone(c);
     switch (request.verb) {
-        case Verb::broadcast: return broadcast(c);
-        case Verb::reduce: return reduce(c);
-        case Verb::all_reduce: return all_reduce(c);
-        case Verb::reduce_scatter: return reduce_scatter(c);
-        case Verb::gather: case Verb::all_gather: return all_gather(c);
-        case Verb::scatter: return scatter(c);
-        case Verb::all_to_all: return all_to_all(c);
-        case Verb::barrier: return barrier(c);
-        default: throw Failure(Fault::system, "not a collective");
+        case Verb::broadcast:
+            return broadcast(c);
+        case Verb::reduce:
+            return reduce(c);
+        case Verb::all_reduce:
+            return all_reduce(c);
+        case Verb::reduce_scatter:
+            return reduce_scatter(c);
+        case Verb::gather:
+        case Verb::all_gather:
+            return all_gather(c);
+        case Verb::scatter:
+            return scatter(c);
+        case Verb::all_to_all:
+            return all_to_all(c);
+        case Verb::barrier:
+            return barrier(c);
+        default:
+            throw Failure(Fault::system, "not a collective");
     }
 }
 

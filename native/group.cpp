@@ -77,8 +77,10 @@ struct Call {
             words += format(" %s", name(static_cast<DType>(dtype)));
             if (!uneven) words += format(" x %llu", static_cast<unsigned long long>(count));
         }
-        if (op == ReduceOp::premul_sum) words += format(" premul_sum(%g)", factor);
-        else if (op != ReduceOp::none) words += format(" %s", name(op));
+        if (op == ReduceOp::premul_sum)
+            words += format(" premul_sum(%g)", factor);
+        else if (op != ReduceOp::none)
+            words += format(" %s", name(op));
         if (root >= 0) words += format(" root %d", root);
         return words;
     }
@@ -99,7 +101,8 @@ std::size_t Group::prepare(Arena& arena, const std::vector<int>& world_ranks, bo
     auto* ranks = reinterpret_cast<std::int32_t*>(mapping->data() + plan.world_ranks);
     std::copy(world_ranks.begin(), world_ranks.end(), ranks);
     for (int rank = 0; rank < size; ++rank)
-        new (mapping->data() + plan.members + static_cast<std::size_t>(rank) * sizeof(Member)) Member{};
+        new (mapping->data() + plan.members + static_cast<std::size_t>(rank) * sizeof(Member))
+            Member{};
     return offset;
 }
 
@@ -151,14 +154,22 @@ void Group::run(const Request& request, const Limits& limits) {
             broken_ = std::make_unique<Failure>(failure);
             const int blamed = failure.ranks.empty() ? rank_ : failure.ranks.front();
             switch (failure.fault) {
-                case Fault::timeout: give_up(Leave::timeout, blamed); break;
-                case Fault::lost: give_up(Leave::lost, blamed); break;
-                case Fault::memory: give_up(Leave::memory, blamed); break;
+                case Fault::timeout:
+                    give_up(Leave::timeout, blamed);
+                    break;
+                case Fault::lost:
+                    give_up(Leave::lost, blamed);
+                    break;
+                case Fault::memory:
+                    give_up(Leave::memory, blamed);
+                    break;
                 case Fault::interrupted:
                     broken_->fault = Fault::closed;
                     give_up(Leave::interrupted, rank_);
                     break;
-                default: give_up(Leave::stopped, rank_); break;
+                default:
+                    give_up(Leave::stopped, rank_);
+                    break;
             }
         }
         throw;
@@ -174,7 +185,8 @@ void Group::give_up(Leave why, int blamed) noexcept {
 
 void Group::need_slot(std::size_t bytes) {
     if (bytes <= committed_) return;
-    // A group that only ever sums a few numbers should not cost megabytes: a page, 64 KiB, then all.
+    // A group that only ever sums a few numbers should not cost megabytes: a page, 64 KiB, then
+    // all.
     const std::size_t some = std::size_t{64} << 10;
     const std::size_t wanted = bytes <= page ? page : bytes <= some ? some : slot_bytes_;
     for (std::size_t parity = 0; parity < 2; ++parity)
@@ -190,7 +202,8 @@ void Group::publish(const Request& request) {
                                static_cast<std::uint64_t>(request.dtype_code) << 8 |
                                static_cast<std::uint64_t>(request.op) << 16 |
                                static_cast<std::uint64_t>(uneven) << 24;
-    const std::uint64_t place = static_cast<std::uint64_t>(static_cast<std::uint32_t>(request.root)) << 32;
+    const std::uint64_t place = static_cast<std::uint64_t>(static_cast<std::uint32_t>(request.root))
+                                << 32;
     const auto factor = std::bit_cast<std::uint64_t>(request.factor);
     // Relaxed: the store of the turn in barrier() orders them.
     card.words[0].store(kind, std::memory_order_relaxed);
@@ -202,7 +215,8 @@ void Group::publish(const Request& request) {
         std::uint64_t* mine = rows(rank_);
         std::copy(request.sends.begin(), request.sends.end(), mine);
         std::copy(request.receives.begin(), request.receives.end(), mine + size_);
-        print = mix(print, static_cast<std::uint64_t>(rank_) + 1);  // like no other: compare in full
+        print =
+            mix(print, static_cast<std::uint64_t>(rank_) + 1);  // like no other: compare in full
     }
     self.fingerprint[step_ & 1].store(print, std::memory_order_relaxed);
 }
@@ -221,16 +235,18 @@ void Group::barrier() {
     for (int i = 1; i < size_; ++i) {
         const int peer = (rank_ + i) % size_;
         wait_for(peer);
-        // seq_cst: pairs with give_up(). We have posted our turn: either a peer that gives up sees it,
-        // or we see that it gave up. The word stands in the line that we have just read.
-        somebody_left = somebody_left || members_[peer].gave_up.load(std::memory_order_seq_cst) != 0;
+        // seq_cst: pairs with give_up(). We have posted our turn: either a peer that gives up sees
+        // it, or we see that it gave up. The word stands in the line that we have just read.
+        somebody_left =
+            somebody_left || members_[peer].gave_up.load(std::memory_order_seq_cst) != 0;
     }
     if (somebody_left) check_departed();
 }
 
 void Group::wait_for(int peer) {
-    wait_until(members_[peer].turn, arena_->patience(), *limits_,
-               [&] { return reached(peer); }, [&] { check_peers(); }, [&] { expire(); });
+    wait_until(
+        members_[peer].turn, arena_->patience(), *limits_, [&] { return reached(peer); },
+        [&] { check_peers(); }, [&] { expire(); });
 }
 
 void Group::check_peers() {
@@ -238,7 +254,8 @@ void Group::check_peers() {
         throw Failure(Fault::closed, "the group was closed while this call was waiting");
     for (int peer = 0; peer < size_; ++peer) {
         if (peer == rank_ || reached(peer)) continue;
-        const std::uint32_t word = members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
+        const std::uint32_t word =
+            members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
         const bool dead = word == 0 && !arena_->alive(world_rank(peer));
         if ((word == 0 && !dead) || reached(peer)) continue;  // it may have answered and then ended
         raise_departed(peer, word);
@@ -249,10 +266,14 @@ void Group::check_peers() {
 /// failed, so ours must not end as if nothing had happened.
 void Group::check_departed() {
     for (int peer = 0; peer < size_; ++peer) {
-        const std::uint32_t word = members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
+        const std::uint32_t word =
+            members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
         const auto why = static_cast<Leave>(word & 0xff);
-        if (why == Leave::no || why == Leave::closed) continue;
-        if (members_[peer].turn.value.load(std::memory_order_relaxed) == turn_) raise_departed(peer, word);
+        // Memory is asked for between barriers: whoever got none had passed this one, and our call
+        // may well have ended for it. The next barrier, to which it does not come, tells us.
+        if (why == Leave::no || why == Leave::closed || why == Leave::memory) continue;
+        if (members_[peer].turn.value.load(std::memory_order_relaxed) == turn_)
+            raise_departed(peer, word);
     }
 }
 
@@ -277,16 +298,17 @@ void Group::raise_departed(int peer, std::uint32_t word) {
             throw Failure(Fault::lost, format("%s was interrupted in its call", culprit.c_str()),
                           {peer});
         case Leave::lost:
-            throw Failure(Fault::lost,
-                          format("%s is lost, as %s has seen", who(blamed).c_str(), culprit.c_str()),
-                          {blamed});
+            throw Failure(
+                Fault::lost,
+                format("%s is lost, as %s has seen", who(blamed).c_str(), culprit.c_str()),
+                {blamed});
         case Leave::memory:
-            throw Failure(Fault::memory,
-                          format("%s found no shared memory for its call; the slots of a rank take "
-                                 "up to %.1f MiB",
-                                 who(blamed).c_str(),
-                                 2 * static_cast<double>(slot_bytes_) / (1 << 20)),
-                          {blamed});
+            throw Failure(
+                Fault::memory,
+                format("%s found no shared memory for its call; the slots of a rank take "
+                       "up to %.1f MiB",
+                       who(blamed).c_str(), 2 * static_cast<double>(slot_bytes_) / (1 << 20)),
+                {blamed});
     }
     __builtin_unreachable();
 }
@@ -302,7 +324,8 @@ void Group::expire() {
     }
     throw Failure(Fault::timeout,
                   format("%s waited %g s for %s: %s", last_call(rank_).c_str(), limits_->seconds,
-                         name_ranks(missing).c_str(), text.c_str()), missing);
+                         name_ranks(missing).c_str(), text.c_str()),
+                  missing);
 }
 
 void Group::agree(const Request& request) {
@@ -319,8 +342,8 @@ void Group::agree(const Request& request) {
     if (!same) compare_all();
 }
 
-/// Some fingerprint differs: either ranks disagree, or their counts differ by rank and must fit. All
-/// ranks look at the same cards and rows, so all come to the same verdict.
+/// Some fingerprint differs: either ranks disagree, or their counts differ by rank and must fit.
+/// All ranks look at the same cards and rows, so all come to the same verdict.
 void Group::compare_all() {
     const auto n = static_cast<std::size_t>(size_);
     const Call first(members_[0].card[step_ & 1]);
@@ -362,15 +385,18 @@ void Group::raise_mismatch() {
             for (const bool receiving : {false, true}) {
                 text += receiving ? ", receiving [" : ", sending [";
                 for (int peer = 0; peer < size_; ++peer)
-                    text += format("%s%llu", peer == 0 ? "" : ", ",
-                                   static_cast<unsigned long long>(published[receiving * size_ + peer]));
+                    text += format(
+                        "%s%llu", peer == 0 ? "" : ", ",
+                        static_cast<unsigned long long>(published[receiving * size_ + peer]));
                 text += "]";
             }
         }
         const auto same = std::find_if(sides.begin(), sides.end(),
                                        [&](const auto& side) { return side.first == text; });
-        if (same == sides.end()) sides.emplace_back(text, std::vector<int>{rank});
-        else same->second.push_back(rank);
+        if (same == sides.end())
+            sides.emplace_back(text, std::vector<int>{rank});
+        else
+            same->second.push_back(rank);
     }
     std::string text = format("ranks disagree in call %u of the group", calls_);
     for (const auto& [call, ranks] : sides)

@@ -1,13 +1,13 @@
 // native/group.hpp: one group of ranks in the arena: its lines, its slots, and its steps.
 //
 // Every collective is a row of steps. In a step a rank writes into its own slot, passes a barrier
-// and then reads the slots of others. There are two slots for each rank, used in turn (`parity`), so
-// one barrier a step is enough: whoever writes a slot for step s + 2 has passed the barrier of step
-// s + 1, and its peers reached that one only after they had finished reading step s.
+// and then reads the slots of others. There are two slots for each rank, used in turn (`parity`),
+// so one barrier a step is enough: whoever writes a slot for step s + 2 has passed the barrier of
+// step s + 1, and its peers reached that one only after they had finished reading step s.
 //
 // The first barrier of a call carries a fingerprint of the call. Every rank compares all of them
-// before it touches data, and since all see the same fingerprints, all come to the same verdict: the
-// call fails everywhere or nowhere, and after a mismatch the group is still in step.
+// before it touches data, and since all see the same fingerprints, all come to the same verdict:
+// the call fails everywhere or nowhere, and after a mismatch the group is still in step.
 #pragma once
 
 #include <atomic>
@@ -46,15 +46,15 @@ struct Card {
 
 /// One rank's lines in a group: 128 bytes, written by that rank alone (except `turn.sleepers`).
 struct alignas(128) Member {
-    Signal turn;                               ///< barriers passed or reached
-    std::atomic<std::uint32_t> gave_up{0};     ///< why this rank left the group for good; see Leave
+    Signal turn;                            ///< barriers passed or reached
+    std::atomic<std::uint32_t> gave_up{0};  ///< why this rank left the group for good; see Leave
     std::uint32_t padding = 0;
     std::atomic<std::uint64_t> fingerprint[2];  ///< by parity; in the same line as the turn
     alignas(64) Card card[2];                   ///< by parity; read when fingerprints differ
 };
 
-/// Why a rank left: the reason, and in the upper bits 1 + the rank it blames. All but `closed` happen
-/// in the middle of a call, which then cannot end well for anybody who comes later.
+/// Why a rank left: the reason, and in the upper bits 1 + the rank it blames. All but `closed`
+/// happen in the middle of a call, which then cannot end well for anybody who comes later.
 enum class Leave : std::uint32_t { no, closed, stopped, timeout, interrupted, lost, memory };
 
 /// Who the members of a group are; outlives the group in messages that are under way.
@@ -80,7 +80,8 @@ struct alignas(128) GroupHeader {
 /// A group as one rank sees it. Not thread-safe: Worker brings its calls into one order.
 class Group {
 public:
-    /// Prepares the memory of a new group and returns its offset. `whole`: commit all slots at once.
+    /// Prepares the memory of a new group and returns its offset. `whole`: commit all slots at
+    /// once.
     static std::size_t prepare(Arena& arena, const std::vector<int>& world_ranks, bool whole);
 
     /// Joins the group of `size` ranks at `offset` as member `rank`.
@@ -138,8 +139,8 @@ public:
     /// The most elements that any rank sends to any rank.
     std::uint64_t largest_share() const noexcept { return largest_; }
 
-    /// How to store into our slot. Plain while the peers share a near cache, streaming while they do
-    /// not: plain stores would have to take each line back from the peer that has read it.
+    /// How to store into our slot. Plain while the peers share a near cache, streaming while they
+    /// do not: plain stores would have to take each line back from the peer that has read it.
     Store staging() const noexcept { return staging_; }
 
     /// Finds out which of the two it is, by timing barriers in every 32nd call of some size. All
@@ -181,7 +182,7 @@ private:
     std::uint32_t calls_ = 0;
     std::uint32_t probes_ = 0;
     Store staging_ = Store::plain;
-    bool uneven_ = false;                ///< the agreed call has counts that differ; see matrix_
+    bool uneven_ = false;  ///< the agreed call has counts that differ; see matrix_
     std::uint64_t share_ = 0;
     std::uint64_t largest_ = 0;
     std::vector<std::uint64_t> matrix_;  ///< our own copy: peers may already publish the next call

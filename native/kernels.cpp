@@ -10,10 +10,16 @@
 
 namespace unisono {
 
-namespace baseline { extern const Kernels table; }
+namespace baseline {
+extern const Kernels table;
+}
 #if defined(UNISONO_X86)
-namespace avx2 { extern const Kernels table; }
-namespace avx512 { extern const Kernels table; }
+namespace avx2 {
+extern const Kernels table;
+}
+namespace avx512 {
+extern const Kernels table;
+}
 #endif
 
 const Kernels* const* all_kernels(int& count) {
@@ -35,7 +41,7 @@ const Kernels* const* all_kernels(int& count) {
 }
 
 const Kernels& kernels() {
-    static const Kernels& chosen = [] () -> const Kernels& {
+    static const Kernels& chosen = []() -> const Kernels& {
         int count = 0;
         const Kernels* const* tables = all_kernels(count);
         if (const char* wanted = std::getenv("UNISONO_ISA"))

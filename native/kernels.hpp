@@ -22,8 +22,8 @@ struct Kernels {
     void (*copy_twice)(void* to, Store store, void* also, Store also_store, const void* from,
                        std::size_t bytes);
 
-    /// to[i] = from[0][i] (op) from[1][i] (op) ... in this order, and the same into `also` unless it
-    /// is null. 16-bit floats are combined in float32 and rounded once. `to` may be one of the
+    /// to[i] = from[0][i] (op) from[1][i] (op) ... in this order, and the same into `also` unless
+    /// it is null. 16-bit floats are combined in float32 and rounded once. `to` may be one of the
     /// sources; other ranges are disjoint. `factor` is for premul_sum. False: no such reduction.
     bool (*reduce)(DType dtype, ReduceOp op, double factor, void* to, Store store, void* also,
                    Store also_store, const void* const* from, int sources, std::size_t count);

@@ -1,4 +1,5 @@
-// native/kernels_isa.cpp: the kernels; compiled once for each instruction set into its own namespace.
+// native/kernels_isa.cpp: the kernels; compiled once for each instruction set into its own
+// namespace.
 //
 // Every loop works on blocks that fit the vector registers: read the block from all sources,
 // combine, store once. The compiler turns the fixed inner loops into vectors; streaming stores and
@@ -23,7 +24,8 @@ namespace {
 
 // ---- stores ------------------------------------------------------------------------------------
 
-constexpr std::size_t stream_alignment = 16;  // what malloc promises, so user memory can be streamed
+constexpr std::size_t stream_alignment =
+    16;  // what malloc promises, so user memory can be streamed
 
 bool streamable(const void* to, Store store) noexcept {
 #if defined(__SSE2__)
@@ -89,8 +91,12 @@ void copy_twice(void* to, Store store, void* also, Store also_store, const void*
 
 // ---- 16-bit floats -----------------------------------------------------------------------------
 
-struct Half { std::uint16_t bits; };
-struct BFloat { std::uint16_t bits; };
+struct Half {
+    std::uint16_t bits;
+};
+struct BFloat {
+    std::uint16_t bits;
+};
 
 inline float from_bits(std::uint32_t bits) noexcept {
     float value;
@@ -108,8 +114,9 @@ inline float widen(BFloat x) noexcept { return from_bits(std::uint32_t{x.bits} <
 
 inline BFloat narrow_bfloat(float value) noexcept {
     const std::uint32_t bits = to_bits(value);
-    const std::uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // nearest, ties to even
-    const std::uint32_t quiet = (bits >> 16) | 0x40;                           // a NaN stays a NaN
+    const std::uint32_t rounded =
+        (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;   // nearest, ties to even
+    const std::uint32_t quiet = (bits >> 16) | 0x40;  // a NaN stays a NaN
     return {static_cast<std::uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded)};
 }
 
@@ -149,9 +156,16 @@ inline Half narrow_half(float value) noexcept {
 #endif
 }
 
-template <class A> inline A convert_out(float value) noexcept;
-template <> inline Half convert_out<Half>(float value) noexcept { return narrow_half(value); }
-template <> inline BFloat convert_out<BFloat>(float value) noexcept { return narrow_bfloat(value); }
+template <class A>
+inline A convert_out(float value) noexcept;
+template <>
+inline Half convert_out<Half>(float value) noexcept {
+    return narrow_half(value);
+}
+template <>
+inline BFloat convert_out<BFloat>(float value) noexcept {
+    return narrow_bfloat(value);
+}
 
 /// Reads N elements into the type they are combined in.
 template <class T, class A, std::size_t N>
@@ -159,8 +173,9 @@ inline void load(A* __restrict block, const T* from) noexcept {
     if constexpr (std::is_same_v<T, Half>) {
 #if defined(__F16C__)
         for (std::size_t i = 0; i < N; i += 8)
-            _mm256_storeu_ps(block + i, _mm256_cvtph_ps(_mm_loadu_si128(
-                                            reinterpret_cast<const __m128i*>(from + i))));
+            _mm256_storeu_ps(
+                block + i,
+                _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
 #else
         for (std::size_t i = 0; i < N; ++i) block[i] = widen(from[i]);
 #endif
@@ -177,8 +192,9 @@ inline void unload(T* __restrict out, const A* __restrict block) noexcept {
     if constexpr (std::is_same_v<T, Half>) {
 #if defined(__F16C__)
         for (std::size_t i = 0; i < N; i += 8)
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
-                             _mm256_cvtps_ph(_mm256_loadu_ps(block + i), _MM_FROUND_TO_NEAREST_INT));
+            _mm_storeu_si128(
+                reinterpret_cast<__m128i*>(out + i),
+                _mm256_cvtps_ph(_mm256_loadu_ps(block + i), _MM_FROUND_TO_NEAREST_INT));
 #else
         for (std::size_t i = 0; i < N; ++i) out[i] = narrow_half(block[i]);
 #endif
@@ -189,31 +205,50 @@ inline void unload(T* __restrict out, const A* __restrict block) noexcept {
     }
 }
 
-template <class T> inline auto widen_one(T x) noexcept {
-    if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat>) return widen(x);
-    else return x;
+template <class T>
+inline auto widen_one(T x) noexcept {
+    if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat>)
+        return widen(x);
+    else
+        return x;
 }
 
-template <class T, class A> inline T narrow_one(A x) noexcept {
-    if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat>) return convert_out<T>(x);
-    else return static_cast<T>(x);
+template <class T, class A>
+inline T narrow_one(A x) noexcept {
+    if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat>)
+        return convert_out<T>(x);
+    else
+        return static_cast<T>(x);
 }
 
 // ---- operators: combine(a, b) for the accumulator type A ---------------------------------------
 
-template <class R> struct Complex { R real, imaginary; };
+template <class R>
+struct Complex {
+    R real, imaginary;
+};
 
 // Signed sums and products wrap, as NumPy's and torch's do: they are computed without a sign, small
 // ones in 32 bits so that they are not promoted to signed int.
-template <class A> struct Unsigned { using type = std::make_unsigned_t<A>; };
-template <> struct Unsigned<__int128> { using type = unsigned __int128; };
-template <> struct Unsigned<unsigned __int128> { using type = unsigned __int128; };
+template <class A>
+struct Unsigned {
+    using type = std::make_unsigned_t<A>;
+};
+template <>
+struct Unsigned<__int128> {
+    using type = unsigned __int128;
+};
+template <>
+struct Unsigned<unsigned __int128> {
+    using type = unsigned __int128;
+};
 
-template <class A> inline constexpr bool whole = std::is_integral_v<A> ||
-                                                 std::is_same_v<A, __int128> ||
-                                                 std::is_same_v<A, unsigned __int128>;
+template <class A>
+inline constexpr bool whole =
+    std::is_integral_v<A> || std::is_same_v<A, __int128> || std::is_same_v<A, unsigned __int128>;
 
-template <class A> inline A add(A a, A b) noexcept {
+template <class A>
+inline A add(A a, A b) noexcept {
     if constexpr (whole<A>) {
         using U = typename Unsigned<A>::type;
         return static_cast<A>(static_cast<U>(static_cast<U>(a) + static_cast<U>(b)));
@@ -221,11 +256,13 @@ template <class A> inline A add(A a, A b) noexcept {
         return a + b;
     }
 }
-template <class R> inline Complex<R> add(Complex<R> a, Complex<R> b) noexcept {
+template <class R>
+inline Complex<R> add(Complex<R> a, Complex<R> b) noexcept {
     return {a.real + b.real, a.imaginary + b.imaginary};
 }
 
-template <class A> inline A multiply(A a, A b) noexcept {
+template <class A>
+inline A multiply(A a, A b) noexcept {
     if constexpr (std::is_integral_v<A>) {
         using U = std::conditional_t<(sizeof(A) < 4), std::uint32_t, std::make_unsigned_t<A>>;
         return static_cast<A>(static_cast<U>(a) * static_cast<U>(b));
@@ -234,9 +271,10 @@ template <class A> inline A multiply(A a, A b) noexcept {
     }
 }
 
-/// Hides a value from the optimiser: GCC 12 fuses the multiplication and addition of a complex product
-/// even where contraction is off, and a fused result has other bits.
-template <class R> inline R rounded(R x) noexcept {
+/// Hides a value from the optimiser: GCC 12 fuses the multiplication and addition of a complex
+/// product even where contraction is off, and a fused result has other bits.
+template <class R>
+inline R rounded(R x) noexcept {
 #if defined(__x86_64__)
     asm("" : "+x"(x));
 #elif defined(__aarch64__)
@@ -245,40 +283,79 @@ template <class R> inline R rounded(R x) noexcept {
     return x;
 }
 
-template <class R> inline Complex<R> multiply(Complex<R> a, Complex<R> b) noexcept {
+template <class R>
+inline Complex<R> multiply(Complex<R> a, Complex<R> b) noexcept {
     return {rounded(a.real * b.real) - rounded(a.imaginary * b.imaginary),
             rounded(a.real * b.imaginary) + rounded(a.imaginary * b.real)};
 }
 
-struct Sum { template <class A> static A combine(A a, A b) noexcept { return add(a, b); } };
-struct Product { template <class A> static A combine(A a, A b) noexcept { return multiply(a, b); } };
-// A NaN is handed on, the first one if there are several: b is taken if it is not on the far side of
-// a and a is a number.
+struct Sum {
+    template <class A>
+    static A combine(A a, A b) noexcept {
+        return add(a, b);
+    }
+};
+struct Product {
+    template <class A>
+    static A combine(A a, A b) noexcept {
+        return multiply(a, b);
+    }
+};
+// A NaN is handed on, the first one if there are several: b is taken if it is not on the far side
+// of a and a is a number.
 struct Min {
-    template <class A> static A combine(A a, A b) noexcept {
-        if constexpr (std::is_floating_point_v<A>) return !(b >= a) & (a == a) ? b : a;
-        else return b < a ? b : a;
+    template <class A>
+    static A combine(A a, A b) noexcept {
+        if constexpr (std::is_floating_point_v<A>)
+            return !(b >= a) & (a == a) ? b : a;
+        else
+            return b < a ? b : a;
     }
 };
 struct Max {
-    template <class A> static A combine(A a, A b) noexcept {
-        if constexpr (std::is_floating_point_v<A>) return !(b <= a) & (a == a) ? b : a;
-        else return b > a ? b : a;
+    template <class A>
+    static A combine(A a, A b) noexcept {
+        if constexpr (std::is_floating_point_v<A>)
+            return !(b <= a) & (a == a) ? b : a;
+        else
+            return b > a ? b : a;
     }
 };
-struct And { template <class A> static A combine(A a, A b) noexcept { return a & b; } };
-struct Or { template <class A> static A combine(A a, A b) noexcept { return a | b; } };
-struct Xor { template <class A> static A combine(A a, A b) noexcept { return a ^ b; } };
+struct And {
+    template <class A>
+    static A combine(A a, A b) noexcept {
+        return a & b;
+    }
+};
+struct Or {
+    template <class A>
+    static A combine(A a, A b) noexcept {
+        return a | b;
+    }
+};
+struct Xor {
+    template <class A>
+    static A combine(A a, A b) noexcept {
+        return a ^ b;
+    }
+};
 
 // ---- what happens to each operand first, and to the result last --------------------------------
 
 struct Keep {
-    template <class A> A operator()(A x) const noexcept { return x; }
+    template <class A>
+    A operator()(A x) const noexcept {
+        return x;
+    }
 };
 struct Scale {
     double factor;
-    template <class A> A operator()(A x) const noexcept { return x * static_cast<A>(factor); }
-    template <class R> Complex<R> operator()(Complex<R> x) const noexcept {
+    template <class A>
+    A operator()(A x) const noexcept {
+        return x * static_cast<A>(factor);
+    }
+    template <class R>
+    Complex<R> operator()(Complex<R> x) const noexcept {
         // The factor is the complex number (factor, 0); multiplied out, so that signed zeros and
         // infinities come out as from any complex product.
         return multiply(x, Complex<R>{static_cast<R>(factor), R{0}});
@@ -286,8 +363,12 @@ struct Scale {
 };
 struct Divide {
     int by;
-    template <class A> A operator()(A x) const noexcept { return x / static_cast<A>(by); }
-    template <class R> Complex<R> operator()(Complex<R> x) const noexcept {
+    template <class A>
+    A operator()(A x) const noexcept {
+        return x / static_cast<A>(by);
+    }
+    template <class R>
+    Complex<R> operator()(Complex<R> x) const noexcept {
         return {x.real / static_cast<R>(by), x.imaginary / static_cast<R>(by)};
     }
 };
@@ -343,53 +424,83 @@ void loop(const Job& job, First first, Last last) noexcept {
 bool reduce_bool(ReduceOp op, const Job& job) {
     using T = std::uint8_t;
     switch (op) {
-        case ReduceOp::sum: case ReduceOp::max: case ReduceOp::bor:
+        case ReduceOp::sum:
+        case ReduceOp::max:
+        case ReduceOp::bor:
             return loop<T, T, Or>(job, Keep{}, Keep{}), true;
-        case ReduceOp::product: case ReduceOp::min: case ReduceOp::band:
+        case ReduceOp::product:
+        case ReduceOp::min:
+        case ReduceOp::band:
             return loop<T, T, And>(job, Keep{}, Keep{}), true;
-        case ReduceOp::bxor: return loop<T, T, Xor>(job, Keep{}, Keep{}), true;
-        default: return false;
+        case ReduceOp::bxor:
+            return loop<T, T, Xor>(job, Keep{}, Keep{}), true;
+        default:
+            return false;
     }
 }
 
-template <class T> bool reduce_integer(ReduceOp op, const Job& job) {
+template <class T>
+bool reduce_integer(ReduceOp op, const Job& job) {
     // An average is exact: the sum is taken in a type that cannot overflow.
     using Small = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
     using Large = std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>;
     using Wide = std::conditional_t<(sizeof(T) < 8), Small, Large>;
     switch (op) {
-        case ReduceOp::sum: return loop<T, T, Sum>(job, Keep{}, Keep{}), true;
-        case ReduceOp::product: return loop<T, T, Product>(job, Keep{}, Keep{}), true;
-        case ReduceOp::min: return loop<T, T, Min>(job, Keep{}, Keep{}), true;
-        case ReduceOp::max: return loop<T, T, Max>(job, Keep{}, Keep{}), true;
-        case ReduceOp::band: return loop<T, T, And>(job, Keep{}, Keep{}), true;
-        case ReduceOp::bor: return loop<T, T, Or>(job, Keep{}, Keep{}), true;
-        case ReduceOp::bxor: return loop<T, T, Xor>(job, Keep{}, Keep{}), true;
-        case ReduceOp::avg: return loop<T, Wide, Sum>(job, Keep{}, Divide{job.sources}), true;
-        default: return false;
+        case ReduceOp::sum:
+            return loop<T, T, Sum>(job, Keep{}, Keep{}), true;
+        case ReduceOp::product:
+            return loop<T, T, Product>(job, Keep{}, Keep{}), true;
+        case ReduceOp::min:
+            return loop<T, T, Min>(job, Keep{}, Keep{}), true;
+        case ReduceOp::max:
+            return loop<T, T, Max>(job, Keep{}, Keep{}), true;
+        case ReduceOp::band:
+            return loop<T, T, And>(job, Keep{}, Keep{}), true;
+        case ReduceOp::bor:
+            return loop<T, T, Or>(job, Keep{}, Keep{}), true;
+        case ReduceOp::bxor:
+            return loop<T, T, Xor>(job, Keep{}, Keep{}), true;
+        case ReduceOp::avg:
+            return loop<T, Wide, Sum>(job, Keep{}, Divide{job.sources}), true;
+        default:
+            return false;
     }
 }
 
-template <class T, class A> bool reduce_float(ReduceOp op, double factor, const Job& job) {
+template <class T, class A>
+bool reduce_float(ReduceOp op, double factor, const Job& job) {
     switch (op) {
-        case ReduceOp::sum: return loop<T, A, Sum>(job, Keep{}, Keep{}), true;
-        case ReduceOp::product: return loop<T, A, Product>(job, Keep{}, Keep{}), true;
-        case ReduceOp::min: return loop<T, A, Min>(job, Keep{}, Keep{}), true;
-        case ReduceOp::max: return loop<T, A, Max>(job, Keep{}, Keep{}), true;
-        case ReduceOp::avg: return loop<T, A, Sum>(job, Keep{}, Divide{job.sources}), true;
-        case ReduceOp::premul_sum: return loop<T, A, Sum>(job, Scale{factor}, Keep{}), true;
-        default: return false;
+        case ReduceOp::sum:
+            return loop<T, A, Sum>(job, Keep{}, Keep{}), true;
+        case ReduceOp::product:
+            return loop<T, A, Product>(job, Keep{}, Keep{}), true;
+        case ReduceOp::min:
+            return loop<T, A, Min>(job, Keep{}, Keep{}), true;
+        case ReduceOp::max:
+            return loop<T, A, Max>(job, Keep{}, Keep{}), true;
+        case ReduceOp::avg:
+            return loop<T, A, Sum>(job, Keep{}, Divide{job.sources}), true;
+        case ReduceOp::premul_sum:
+            return loop<T, A, Sum>(job, Scale{factor}, Keep{}), true;
+        default:
+            return false;
     }
 }
 
-template <class R> bool reduce_complex(ReduceOp op, double factor, const Job& job) {
+template <class R>
+bool reduce_complex(ReduceOp op, double factor, const Job& job) {
     using T = Complex<R>;
     switch (op) {
-        case ReduceOp::sum: return loop<T, T, Sum>(job, Keep{}, Keep{}), true;
-        case ReduceOp::product: return loop<T, T, Product>(job, Keep{}, Keep{}), true;
-        case ReduceOp::avg: return loop<T, T, Sum>(job, Keep{}, Divide{job.sources}), true;
-        case ReduceOp::premul_sum: return loop<T, T, Sum>(job, Scale{factor}, Keep{}), true;
-        default: return false;
+        case ReduceOp::sum:
+            return loop<T, T, Sum>(job, Keep{}, Keep{}), true;
+        case ReduceOp::product:
+            return loop<T, T, Product>(job, Keep{}, Keep{}), true;
+        case ReduceOp::avg:
+            return loop<T, T, Sum>(job, Keep{}, Divide{job.sources}), true;
+        case ReduceOp::premul_sum:
+            return loop<T, T, Sum>(job, Scale{factor}, Keep{}), true;
+        default:
+            return false;
     }
 }
 
@@ -397,22 +508,38 @@ bool reduce(DType dtype, ReduceOp op, double factor, void* to, Store store, void
             Store also_store, const void* const* from, int sources, std::size_t count) {
     const Job job{to, store, also, also_store, from, sources, count};
     switch (dtype) {
-        case DType::boolean: return reduce_bool(op, job);
-        case DType::int8: return reduce_integer<std::int8_t>(op, job);
-        case DType::int16: return reduce_integer<std::int16_t>(op, job);
-        case DType::int32: return reduce_integer<std::int32_t>(op, job);
-        case DType::int64: return reduce_integer<std::int64_t>(op, job);
-        case DType::uint8: return reduce_integer<std::uint8_t>(op, job);
-        case DType::uint16: return reduce_integer<std::uint16_t>(op, job);
-        case DType::uint32: return reduce_integer<std::uint32_t>(op, job);
-        case DType::uint64: return reduce_integer<std::uint64_t>(op, job);
-        case DType::float16: return reduce_float<Half, float>(op, factor, job);
-        case DType::bfloat16: return reduce_float<BFloat, float>(op, factor, job);
-        case DType::float32: return reduce_float<float, float>(op, factor, job);
-        case DType::float64: return reduce_float<double, double>(op, factor, job);
-        case DType::complex64: return reduce_complex<float>(op, factor, job);
-        case DType::complex128: return reduce_complex<double>(op, factor, job);
-        default: return false;
+        case DType::boolean:
+            return reduce_bool(op, job);
+        case DType::int8:
+            return reduce_integer<std::int8_t>(op, job);
+        case DType::int16:
+            return reduce_integer<std::int16_t>(op, job);
+        case DType::int32:
+            return reduce_integer<std::int32_t>(op, job);
+        case DType::int64:
+            return reduce_integer<std::int64_t>(op, job);
+        case DType::uint8:
+            return reduce_integer<std::uint8_t>(op, job);
+        case DType::uint16:
+            return reduce_integer<std::uint16_t>(op, job);
+        case DType::uint32:
+            return reduce_integer<std::uint32_t>(op, job);
+        case DType::uint64:
+            return reduce_integer<std::uint64_t>(op, job);
+        case DType::float16:
+            return reduce_float<Half, float>(op, factor, job);
+        case DType::bfloat16:
+            return reduce_float<BFloat, float>(op, factor, job);
+        case DType::float32:
+            return reduce_float<float, float>(op, factor, job);
+        case DType::float64:
+            return reduce_float<double, double>(op, factor, job);
+        case DType::complex64:
+            return reduce_complex<float>(op, factor, job);
+        case DType::complex128:
+            return reduce_complex<double>(op, factor, job);
+        default:
+            return false;
     }
 }
 

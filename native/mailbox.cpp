@@ -10,7 +10,8 @@ namespace unisono {
 
 namespace {
 
-/// Stands at the beginning of every cell; all but `here` counts in the first cell of a message only.
+/// Stands at the beginning of every cell; all but `here` counts in the first cell of a message
+/// only.
 struct alignas(64) CellHeader {
     std::int64_t tag;
     std::uint64_t bytes;
@@ -56,8 +57,7 @@ void Mailbox::post(const std::shared_ptr<Letter>& letter, double seconds) {
     const std::lock_guard lock(mutex_);
     if (closed_) throw Failure(Fault::closed, "the world is closed");
     letter->seconds = seconds;
-    letter->deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                          std::chrono::duration<double>(seconds));
+    letter->deadline = deadline_after(seconds);
     if (letter->sending) {
         const auto peer = static_cast<std::size_t>(letter->world_peer());
         if (!committed_[peer]) {
@@ -126,13 +126,19 @@ bool Mailbox::push(int peer) {
         while (!letter->begun || letter->moved < letter->bytes) {
             const std::uint64_t written = channel.written.load(std::memory_order_relaxed);
             // acquire: pairs with the release in pull(): the receiver has finished with the cell.
-            if (written - channel.read.load(std::memory_order_acquire) == Arena::ring_cells) return moved;
-            std::byte* cell = arena_->ring(me_, peer) + written % Arena::ring_cells * arena_->cell_bytes();
+            if (written - channel.read.load(std::memory_order_acquire) == Arena::ring_cells)
+                return moved;
+            std::byte* cell =
+                arena_->ring(me_, peer) + written % Arena::ring_cells * arena_->cell_bytes();
             const std::size_t here = std::min(room, letter->bytes - letter->moved);
-            *reinterpret_cast<CellHeader*>(cell) = {letter->tag, letter->bytes, letter->context,
-                                                    letter->item, static_cast<std::uint32_t>(here),
+            *reinterpret_cast<CellHeader*>(cell) = {letter->tag,
+                                                    letter->bytes,
+                                                    letter->context,
+                                                    letter->item,
+                                                    static_cast<std::uint32_t>(here),
                                                     letter->dtype_code};
-            kernels().copy(cell + sizeof(CellHeader), letter->data + letter->moved, here, Store::plain);
+            kernels().copy(cell + sizeof(CellHeader), letter->data + letter->moved, here,
+                           Store::plain);
             letter->moved += here;
             letter->begun = true;
             channel.written.store(written + 1, std::memory_order_release);  // pairs with pull()
@@ -154,13 +160,15 @@ bool Mailbox::pull(int source) {
         const std::uint64_t read = channel.read.load(std::memory_order_relaxed);
         // acquire: pairs with the release in push(): the cell is filled.
         if (channel.written.load(std::memory_order_acquire) == read) return moved;
-        const std::byte* cell = arena_->ring(source, me_) + read % Arena::ring_cells * arena_->cell_bytes();
+        const std::byte* cell =
+            arena_->ring(source, me_) + read % Arena::ring_cells * arena_->cell_bytes();
         if (!inbound.active) deliver_first_cell(source, cell);
         if (!inbound.active) return moved;  // nobody waits for it yet
         const std::size_t here = reinterpret_cast<const CellHeader*>(cell)->here;
         const std::byte* payload = cell + sizeof(CellHeader);
         if (inbound.letter != nullptr) {
-            kernels().copy(inbound.letter->data + inbound.letter->moved, payload, here, Store::plain);
+            kernels().copy(inbound.letter->data + inbound.letter->moved, payload, here,
+                           Store::plain);
             inbound.letter->moved += here;
         } else if (inbound.stored != nullptr) {
             kernels().copy(inbound.stored->data.data() + inbound.stored->moved, payload, here,
@@ -184,15 +192,16 @@ void Mailbox::deliver_first_cell(int source, const std::byte* cell) {
     Inbound& inbound = inbound_[static_cast<std::size_t>(source)];
     const auto letter = match(source, header.context, header.tag);
     if (letter == nullptr) {
-        const bool awaited = std::any_of(receives_.begin(), receives_.end(), [&](const auto& other) {
-            return other->peer < 0 || other->world_peer() == source;
-        });
+        const bool awaited = std::any_of(
+            receives_.begin(), receives_.end(),
+            [&](const auto& other) { return other->peer < 0 || other->world_peer() == source; });
         if (!awaited) return;
-        inbound.stored = std::make_shared<Stored>(Stored{source, header.context, header.tag,
-                                                         header.dtype_code, header.item,
-                                                         std::vector<std::byte>(header.bytes)});
+        inbound.stored =
+            std::make_shared<Stored>(Stored{source, header.context, header.tag, header.dtype_code,
+                                            header.item, std::vector<std::byte>(header.bytes)});
         stored_.push_back(inbound.stored);
-    } else if (auto failure = misfit(*letter, source, header.dtype_code, header.item, header.bytes)) {
+    } else if (auto failure =
+                   misfit(*letter, source, header.dtype_code, header.item, header.bytes)) {
         finish(letter, std::move(failure));  // and the message is thrown away
     } else {
         inbound.letter = letter;
@@ -228,13 +237,15 @@ void Mailbox::take_stored(const std::shared_ptr<Letter>& letter) {
     Inbound& inbound = inbound_[static_cast<std::size_t>(stored->source)];
     const bool arriving = inbound.stored == stored;
     if (arriving) inbound.stored = nullptr;  // thrown away, unless it fits
-    if (auto failure = misfit(*letter, stored->source, stored->dtype_code, stored->item,
-                              stored->data.size()))
+    if (auto failure =
+            misfit(*letter, stored->source, stored->dtype_code, stored->item, stored->data.size()))
         return finish(letter, std::move(failure));
     if (stored->moved != 0) std::memcpy(letter->data, stored->data.data(), stored->moved);
     letter->moved = stored->moved;
-    if (arriving) inbound.letter = letter;
-    else finish(letter, nullptr);
+    if (arriving)
+        inbound.letter = letter;
+    else
+        finish(letter, nullptr);
 }
 
 /// Null if the message is what the receive expects. Notes where it came from in any case.
@@ -290,21 +301,22 @@ std::unique_ptr<Failure> Mailbox::trouble(const Letter& letter) const {
     if (letter.peer >= 0) {
         if (!gone(letter.peer)) return nullptr;
         return std::make_unique<Failure>(
-            Fault::lost, format("cannot %s rank %d: it has ended or left the group", verb, letter.peer),
+            Fault::lost,
+            format("cannot %s rank %d: it has ended or left the group", verb, letter.peer),
             std::vector<int>{letter.peer});
     }
     std::vector<int> lost;
     for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank)
         if (gone(rank)) lost.push_back(rank);
     if (lost.empty() || lost.size() + 1 < ranks.size()) return nullptr;
-    return std::make_unique<Failure>(Fault::lost, "cannot receive: all other ranks have ended or left",
-                                     lost);
+    return std::make_unique<Failure>(Fault::lost,
+                                     "cannot receive: all other ranks have ended or left", lost);
 }
 
 std::unique_ptr<Failure> Mailbox::expired(const Letter& letter) const {
     if (letter.peer < 0)
-        return std::make_unique<Failure>(Fault::timeout,
-                                         format("no message came in %g s from any rank", letter.seconds));
+        return std::make_unique<Failure>(
+            Fault::timeout, format("no message came in %g s from any rank", letter.seconds));
     const char* pattern = letter.sending ? "rank %d has not received what was sent to it in %g s"
                                          : "no message came from rank %d in %g s";
     return std::make_unique<Failure>(Fault::timeout, format(pattern, letter.peer, letter.seconds),
@@ -313,7 +325,8 @@ std::unique_ptr<Failure> Mailbox::expired(const Letter& letter) const {
 
 bool Mailbox::pending() const {
     return !receives_.empty() ||
-           std::any_of(outgoing_.begin(), outgoing_.end(), [](const auto& queue) { return !queue.empty(); }) ||
+           std::any_of(outgoing_.begin(), outgoing_.end(),
+                       [](const auto& queue) { return !queue.empty(); }) ||
            std::any_of(inbound_.begin(), inbound_.end(),
                        [](const Inbound& inbound) { return inbound.active; });
 }
@@ -327,8 +340,10 @@ void Mailbox::supervise() {
     const auto now = Clock::now();
     for (const auto& letter : letters) {
         auto failure = trouble(*letter);
-        if (failure != nullptr) progress();  // what had come before the peer ended still counts
-        else if (now >= letter->deadline) failure = expired(*letter);
+        if (failure != nullptr)
+            progress();  // what had come before the peer ended still counts
+        else if (now >= letter->deadline)
+            failure = expired(*letter);
         if (failure == nullptr || letter->completion.done()) continue;
         const bool orphan = !letter->own.empty();
         cancel(letter);
@@ -361,7 +376,8 @@ void Mailbox::serve() {
             continue;
         }
         const Sleeper sleeper(doorbell);
-        const std::uint32_t seen = doorbell.value.load(std::memory_order_seq_cst);  // pairs with ring()
+        const std::uint32_t seen =
+            doorbell.value.load(std::memory_order_seq_cst);  // pairs with ring()
         if (progress()) continue;
         supervise();
         lock.unlock();
@@ -374,7 +390,7 @@ void Mailbox::serve() {
 void Mailbox::close(double drain_seconds) noexcept {
     std::unique_lock lock(mutex_);
     if (closed_) return;
-    const auto deadline = Clock::now() + std::chrono::duration<double>(drain_seconds);
+    const auto deadline = deadline_after(drain_seconds);
     const auto sending = [&] {
         return std::any_of(outgoing_.begin(), outgoing_.end(),
                            [](const auto& queue) { return !queue.empty(); });
@@ -388,8 +404,9 @@ void Mailbox::close(double drain_seconds) noexcept {
     closed_ = true;
     const auto end = [&](const std::shared_ptr<Letter>& letter) {
         if (!letter->completion.done())
-            finish(letter, std::make_unique<Failure>(Fault::closed, "the world was closed before the "
-                                                                    "message had moved"));
+            finish(letter, std::make_unique<Failure>(Fault::closed,
+                                                     "the world was closed before the "
+                                                     "message had moved"));
     };
     for (auto& queue : outgoing_) std::for_each(queue.begin(), queue.end(), end), queue.clear();
     std::for_each(receives_.begin(), receives_.end(), end);

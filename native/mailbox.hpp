@@ -2,8 +2,8 @@
 //
 // From each rank to each rank runs one ring of cells. A message is one cell or several; the first
 // says whose it is (context: the number of the group; tag), what it holds and how long it is. The
-// receiver matches it with the first receive that was posted for it; a message that nobody waits for
-// stays in the ring, unless a receive waits for one behind it: then it is put aside.
+// receiver matches it with the first receive that was posted for it; a message that nobody waits
+// for stays in the ring, unless a receive waits for one behind it: then it is put aside.
 //
 // Whoever waits moves everything that can move, for itself and for others; while asynchronous
 // messages are under way and nobody waits, a thread does.
@@ -36,7 +36,7 @@ struct Letter {
 
     std::size_t moved = 0;
     bool begun = false;
-    int source = -1;             ///< who sent it, once it has come
+    int source = -1;  ///< who sent it, once it has come
     double seconds = 0;
     Clock::time_point deadline;
     std::vector<std::byte> own;  ///< the rest of a send whose caller has given up
@@ -86,12 +86,12 @@ private:
 
     std::shared_ptr<Arena> arena_;
     int me_;
-    std::mutex mutex_;  ///< guards everything below
+    std::mutex mutex_;                                           ///< guards everything below
     std::vector<std::deque<std::shared_ptr<Letter>>> outgoing_;  ///< by peer, in order
     std::vector<bool> committed_;                                ///< rings that have pages
     std::list<std::shared_ptr<Letter>> receives_;                ///< posted and not matched
-    std::vector<Inbound> inbound_;                               ///< by source: the message in the ring
-    std::list<std::shared_ptr<Stored>> stored_;                  ///< put aside, in order of arrival
+    std::vector<Inbound> inbound_;               ///< by source: the message in the ring
+    std::list<std::shared_ptr<Stored>> stored_;  ///< put aside, in order of arrival
     bool serving_ = false;
     bool closed_ = false;
     std::condition_variable wake_;  ///< the thread has something to do again

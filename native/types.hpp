@@ -12,17 +12,50 @@ namespace unisono {
 
 /// Codes as in src/unisono/core/dtypes.py. From `moved` on a type is only carried, not reduced.
 enum class DType : std::uint8_t {
-    boolean, int8, int16, int32, int64, uint8, uint16, uint32, uint64,
-    float16, bfloat16, float32, float64, complex64, complex128, moved
+    boolean,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+    float16,
+    bfloat16,
+    float32,
+    float64,
+    complex64,
+    complex128,
+    moved
 };
 
 enum class ReduceOp : std::uint8_t {
-    sum, product, min, max, band, bor, bxor, avg, premul_sum, none
+    sum,
+    product,
+    min,
+    max,
+    band,
+    bor,
+    bxor,
+    avg,
+    premul_sum,
+    none
 };
 
 enum class Verb : std::uint8_t {
-    nothing, broadcast, reduce, all_reduce, reduce_scatter, gather, all_gather, scatter, all_to_all,
-    barrier, send, recv
+    nothing,
+    broadcast,
+    reduce,
+    all_reduce,
+    reduce_scatter,
+    gather,
+    all_gather,
+    scatter,
+    all_to_all,
+    barrier,
+    send,
+    recv
 };
 
 const char* name(DType dtype) noexcept;

@@ -1,8 +1,8 @@
 // native/wait.hpp: waiting for a word of shared memory: spin, then yield, then sleep in the kernel.
 #pragma once
 
-#include <atomic>
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 
@@ -19,8 +19,8 @@ struct Signal {
     std::atomic<std::uint32_t> sleepers{0};
 };
 
-/// How long to try before sleeping. With a core for each rank, spin: the peer is about to come. With
-/// fewer cores spinning only keeps the peer from running, so hand the core over instead.
+/// How long to try before sleeping. With a core for each rank, spin: the peer is about to come.
+/// With fewer cores spinning only keeps the peer from running, so hand the core over instead.
 struct Patience {
     int spins = 0;
     int yields = 0;
@@ -31,6 +31,12 @@ struct Limits {
     double seconds = 1800;
     bool (*interrupted)() = nullptr;  ///< asked after signals and now and then; true: give up
 };
+
+/// When `seconds` from now are over; thirty years are as good as never.
+inline Clock::time_point deadline_after(double seconds) noexcept {
+    const std::chrono::duration<double> span(std::clamp(seconds, 0.0, 1e9));
+    return Clock::now() + std::chrono::duration_cast<Clock::duration>(span);
+}
 
 inline void pause() noexcept {
 #if defined(__x86_64__)
@@ -78,7 +84,7 @@ private:
     Signal& signal_;
 };
 
-/// Waits until `ready()`. On the slow path `check(waited)` is called before every slice of sleep and
+/// Waits until `ready()`. On the slow path `check()` is called before every slice of sleep and
 /// may throw: it looks for dead peers. Ctrl-C and the deadline are looked after here; at the
 /// deadline `expired()` is called and must throw.
 template <class Ready, class Check, class Expired>
@@ -88,8 +94,8 @@ void wait_until(Signal& signal, const Patience& patience, const Limits& limits, 
 /// Blocks all signals in this thread, so that Ctrl-C wakes the thread that can act on it.
 void leave_signals_to_others() noexcept;
 
-/// The patience for ranks that do (`crowded`) or do not share cores. sched_yield only hands the core to
-/// a process of the same session where the kernel groups sessions (autogroup).
+/// The patience for ranks that do (`crowded`) or do not share cores. sched_yield only hands the
+/// core to a process of the same session where the kernel groups sessions (autogroup).
 Patience choose_patience(bool crowded, bool one_session) noexcept;
 
 // ---- details -----------------------------------------------------------------------------------
@@ -108,9 +114,7 @@ void wait_until(Signal& signal, const Patience& patience, const Limits& limits, 
         if (ready()) return;
         yield_core();
     }
-    const auto began = Clock::now();
-    const auto deadline = began + std::chrono::duration_cast<Clock::duration>(
-                                      std::chrono::duration<double>(limits.seconds));
+    const auto deadline = deadline_after(limits.seconds);
     const Sleeper sleeper(signal);
     for (;;) {
         const std::uint32_t seen = signal.value.load(std::memory_order_seq_cst);

@@ -18,15 +18,14 @@ void Completion::finish(std::unique_ptr<Failure> failure) noexcept {
 
 bool Completion::wait(const Limits& limits) {
     if (done()) return true;
-    const auto deadline = Clock::now() + std::chrono::duration<double>(limits.seconds);
+    const auto deadline = deadline_after(limits.seconds);
     const Sleeper sleeper(signal_);
     while (!done()) {
         const auto now = Clock::now();
         if (now >= deadline) return false;
         if (limits.interrupted != nullptr && limits.interrupted())
             throw Failure(Fault::interrupted, "interrupted");
-        const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - now);
-        sleep_on(signal_, 0, std::min<std::chrono::nanoseconds>(slice, left));
+        sleep_on(signal_, 0, std::min<Clock::duration>(slice, deadline - now));
     }
     return true;
 }
@@ -71,7 +70,8 @@ std::shared_ptr<Completion> Worker::start(Request request, double seconds) {
     if (closed_) throw Failure(Fault::closed, "the group is closed; make a new one");
     queue_.push_back({std::move(request), seconds, completion});
     if (!serving_) {
-        if (thread_.joinable()) thread_.join();  // it has decided to end, and holds no lock any more
+        if (thread_.joinable())
+            thread_.join();  // it has decided to end, and holds no lock any more
         serving_ = true;
         thread_ = std::thread([this] { serve(); });
     }
@@ -109,12 +109,13 @@ void Worker::serve() {
 void Worker::close(double drain_seconds) noexcept {
     std::unique_lock lock(mutex_);
     if (!closed_) {
-        changed_.wait_for(lock, std::chrono::duration<double>(drain_seconds),
-                          [&] { return !busy_ && queue_.empty(); });
+        changed_.wait_until(lock, deadline_after(drain_seconds),
+                            [&] { return !busy_ && queue_.empty(); });
         closed_ = true;
         group_->stop();
         for (Task& task : queue_)
-            task.completion->finish(std::make_unique<Failure>(Fault::closed, "the group was closed "
+            task.completion->finish(std::make_unique<Failure>(Fault::closed,
+                                                              "the group was closed "
                                                               "before this call had begun"));
         queue_.clear();
         changed_.notify_all();

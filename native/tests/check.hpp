@@ -12,12 +12,12 @@
 #include "group.hpp"
 
 /// Ends the test with file and line unless `condition` holds.
-#define CHECK(condition)                                                             \
-    do {                                                                             \
-        if (!(condition)) {                                                          \
+#define CHECK(condition)                                                                 \
+    do {                                                                                 \
+        if (!(condition)) {                                                              \
             std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-            std::abort();                                                            \
-        }                                                                            \
+            std::abort();                                                                \
+        }                                                                                \
     } while (false)
 
 namespace unisono::test {

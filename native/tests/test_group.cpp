@@ -1,5 +1,5 @@
-// native/tests/test_group.cpp: collectives, disagreement, deadlines and background calls, with ranks
-// that are threads.
+// native/tests/test_group.cpp: collectives, disagreement, deadlines and background calls, with
+// ranks that are threads.
 #include <algorithm>
 #include <string>
 
@@ -14,7 +14,9 @@ namespace {
 using Ints = std::vector<std::int32_t>;
 const Limits patient{30, nullptr};
 
-std::int32_t value(int rank, std::size_t i) { return static_cast<std::int32_t>(rank * 1000003 + i * 7); }
+std::int32_t value(int rank, std::size_t i) {
+    return static_cast<std::int32_t>(rank * 1000003 + i * 7);
+}
 
 Ints filled(int rank, std::size_t count) {
     Ints data(count);
@@ -46,20 +48,25 @@ void test_verbs(int size) {
             for (std::size_t i = 0; i < count; ++i) CHECK(both[i] == value(size - 1, i));
             const int root = static_cast<int>(count % n);
             Ints untouched = mine;
-            group->run(request(Verb::reduce, mine, rank == root ? out : untouched, count, ReduceOp::sum, root),
+            group->run(request(Verb::reduce, mine, rank == root ? out : untouched, count,
+                               ReduceOp::sum, root),
                        patient);
-            if (rank == root) for (std::size_t i = 0; i < count; ++i) CHECK(out[i] == total(size, i));
-            else CHECK(untouched == mine);
+            if (rank == root)
+                for (std::size_t i = 0; i < count; ++i) CHECK(out[i] == total(size, i));
+            else
+                CHECK(untouched == mine);
             group->run(request(Verb::broadcast, mine, out, count, ReduceOp::none, root), patient);
             for (std::size_t i = 0; i < count; ++i) CHECK(out[i] == value(root, i));
             group->run(request(Verb::all_gather, mine, big, count), patient);
             for (std::size_t r = 0; r < n; ++r)
-                for (std::size_t i = 0; i < count; ++i) CHECK(big[r * count + i] == value(static_cast<int>(r), i));
+                for (std::size_t i = 0; i < count; ++i)
+                    CHECK(big[r * count + i] == value(static_cast<int>(r), i));
             std::fill(big.begin(), big.end(), -1);
             group->run(request(Verb::gather, mine, big, count, ReduceOp::none, root), patient);
             for (std::size_t r = 0; r < n; ++r)
                 for (std::size_t i = 0; i < count; ++i)
-                    CHECK(big[r * count + i] == (rank == root ? value(static_cast<int>(r), i) : -1));
+                    CHECK(big[r * count + i] ==
+                          (rank == root ? value(static_cast<int>(r), i) : -1));
             group->run(request(Verb::scatter, wide, out, count, ReduceOp::none, root), patient);
             for (std::size_t i = 0; i < count; ++i) CHECK(out[i] == value(root, me * count + i));
             group->run(request(Verb::reduce_scatter, wide, out, count, ReduceOp::sum), patient);
@@ -113,12 +120,23 @@ void test_mismatch() {
             const bool odd = rank == round % size;
             Request made = request(Verb::all_reduce, data, out, 10, ReduceOp::sum);
             switch (odd ? round % 5 : 5) {
-                case 0: made.count = 600000; break;
-                case 1: made.dtype_code = 11; break;
-                case 2: made.op = ReduceOp::max; break;
-                case 3: made = request(Verb::all_gather, data, out, 10); break;
-                case 4: made = request(Verb::broadcast, data, out, 10, ReduceOp::none, 1); break;
-                default: break;
+                case 0:
+                    made.count = 600000;
+                    break;
+                case 1:
+                    made.dtype_code = 11;
+                    break;
+                case 2:
+                    made.op = ReduceOp::max;
+                    break;
+                case 3:
+                    made = request(Verb::all_gather, data, out, 10);
+                    break;
+                case 4:
+                    made = request(Verb::broadcast, data, out, 10, ReduceOp::none, 1);
+                    break;
+                default:
+                    break;
             }
             bool heard = false;
             try {
@@ -147,7 +165,8 @@ void test_deadline() {
         }
         bool heard = false;
         try {
-            group->run(request(Verb::all_reduce, data, out, 4, ReduceOp::sum), {rank == 2 ? 30 : 0.2, nullptr});
+            group->run(request(Verb::all_reduce, data, out, 4, ReduceOp::sum),
+                       {rank == 2 ? 30 : 0.2, nullptr});
         } catch (const Failure& failure) {
             heard = failure.fault == (rank == 2 ? Fault::lost : Fault::timeout);
             if (rank != 2) CHECK(failure.ranks == std::vector<int>{2});
@@ -173,7 +192,8 @@ void test_background() {
         const Ints mine = filled(rank, 1000);
         std::vector<std::shared_ptr<Completion>> waits;
         for (std::size_t i = 0; i + 1 < outs.size(); ++i)
-            waits.push_back(worker.start(request(Verb::all_reduce, mine, outs[i], 1000, ReduceOp::sum), 30));
+            waits.push_back(
+                worker.start(request(Verb::all_reduce, mine, outs[i], 1000, ReduceOp::sum), 30));
         worker.run(request(Verb::all_reduce, mine, outs.back(), 1000, ReduceOp::sum), patient);
         for (const auto& wait : waits) CHECK(wait->done() && wait->failure() == nullptr);
         for (const Ints& out : outs)
@@ -188,7 +208,8 @@ void test_close() {
         Worker worker(job.group(rank));
         Ints data(4), out(4);
         if (rank == 0) {
-            const auto wait = worker.start(request(Verb::all_reduce, data, out, 4, ReduceOp::sum), 30);
+            const auto wait =
+                worker.start(request(Verb::all_reduce, data, out, 4, ReduceOp::sum), 30);
             std::this_thread::sleep_for(std::chrono::milliseconds(100));
             worker.close(0);
             CHECK(wait->done() && wait->failure() != nullptr);

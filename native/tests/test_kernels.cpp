@@ -42,12 +42,11 @@ double round_to(double value, int fraction, int lowest, double largest) {
 }
 
 double round_half(double value) { return round_to(value, 10, -14, 65504); }
-double round_bfloat(double value) {
-    return round_to(value, 7, -126, std::ldexp(255, 120));
-}
+double round_bfloat(double value) { return round_to(value, 7, -126, std::ldexp(255, 120)); }
 
 /// One element combined by definition; integers wrap, averages are exact, NaN is handed on.
-template <class T> T combine(ReduceOp op, const std::vector<T>& x, double factor) {
+template <class T>
+T combine(ReduceOp op, const std::vector<T>& x, double factor) {
     using U = std::conditional_t<std::is_integral_v<T>, unsigned __int128, T>;
     if (op == ReduceOp::avg) {
         if constexpr (std::is_integral_v<T>) {
@@ -61,10 +60,13 @@ template <class T> T combine(ReduceOp op, const std::vector<T>& x, double factor
     for (std::size_t i = 1; i < x.size(); ++i) {
         const T value = x[i];
         switch (op) {
-            case ReduceOp::sum: case ReduceOp::avg:
-                result = static_cast<T>(static_cast<U>(result) + static_cast<U>(value)); break;
+            case ReduceOp::sum:
+            case ReduceOp::avg:
+                result = static_cast<T>(static_cast<U>(result) + static_cast<U>(value));
+                break;
             case ReduceOp::product:
-                result = static_cast<T>(static_cast<U>(result) * static_cast<U>(value)); break;
+                result = static_cast<T>(static_cast<U>(result) * static_cast<U>(value));
+                break;
             case ReduceOp::premul_sum: {
                 const T scaled = static_cast<T>(value * static_cast<T>(factor));
                 result = static_cast<T>(result + scaled);
@@ -93,7 +95,8 @@ bool same(double a, double b) { return (std::isnan(a) && std::isnan(b)) || a == 
 
 const std::vector<std::size_t> counts{0, 1, 7, 63, 64, 65, 257, 1009};
 
-/// Runs one kernel in all its ways: plain and streaming, with and without a second target, in place.
+/// Runs one kernel in all its ways: plain and streaming, with and without a second target, in
+/// place.
 template <class T, class Expect>
 void try_kernel(const Kernels& k, DType dtype, ReduceOp op, double factor, int sources,
                 std::vector<std::vector<T>> inputs, Expect expect) {
@@ -106,8 +109,9 @@ void try_kernel(const Kernels& k, DType dtype, ReduceOp op, double factor, int s
             std::vector<T> apart(count + 8, T{}), second(count + 8, T{});
             T* to = in_place ? copies[static_cast<std::size_t>(sources) - 1].data() : apart.data();
             const Store store = way == 1 ? Store::streaming : Store::plain;
-            const bool done = k.reduce(dtype, op, factor, to, store, way == 2 ? second.data() : nullptr,
-                                       Store::streaming, from.data(), sources, count);
+            const bool done =
+                k.reduce(dtype, op, factor, to, store, way == 2 ? second.data() : nullptr,
+                         Store::streaming, from.data(), sources, count);
             fence();
             CHECK(done);
             for (std::size_t i = 0; i < count; ++i) {
@@ -116,19 +120,23 @@ void try_kernel(const Kernels& k, DType dtype, ReduceOp op, double factor, int s
             }
             if (!in_place)
                 for (std::size_t i = count; i < count + 8; ++i)
-                    CHECK(std::memcmp(&apart[i], &second[count], sizeof(T)) == 0);  // nothing beyond
+                    CHECK(std::memcmp(&apart[i], &second[count], sizeof(T)) ==
+                          0);  // nothing beyond
         }
     }
 }
 
-template <class T> std::vector<std::vector<T>> random_inputs(int sources, std::uint64_t seed) {
+template <class T>
+std::vector<std::vector<T>> random_inputs(int sources, std::uint64_t seed) {
     Numbers numbers{seed};
-    std::vector<std::vector<T>> inputs(static_cast<std::size_t>(sources), std::vector<T>(counts.back()));
+    std::vector<std::vector<T>> inputs(static_cast<std::size_t>(sources),
+                                       std::vector<T>(counts.back()));
     for (auto& input : inputs)
         for (std::size_t i = 0; i < input.size(); ++i) {
             const std::uint64_t raw = numbers.next();
             if constexpr (std::is_floating_point_v<T>) {
-                input[i] = static_cast<T>(static_cast<double>(static_cast<std::int64_t>(raw)) * 1e-17);
+                input[i] =
+                    static_cast<T>(static_cast<double>(static_cast<std::int64_t>(raw)) * 1e-17);
                 if (i % 97 == 3) input[i] = std::numeric_limits<T>::quiet_NaN();
                 if (i % 89 == 5) input[i] = std::numeric_limits<T>::infinity();
                 if (i % 83 == 7) input[i] = std::numeric_limits<T>::denorm_min();
@@ -139,7 +147,8 @@ template <class T> std::vector<std::vector<T>> random_inputs(int sources, std::u
     return inputs;
 }
 
-template <class T> void test_plain(const Kernels& k, DType dtype, const std::vector<ReduceOp>& ops) {
+template <class T>
+void test_plain(const Kernels& k, DType dtype, const std::vector<ReduceOp>& ops) {
     for (const ReduceOp op : ops)
         for (const int sources : {1, 2, 3, 5}) {
             const auto inputs = random_inputs<T>(sources, 17 + static_cast<std::uint64_t>(sources));
@@ -147,8 +156,10 @@ template <class T> void test_plain(const Kernels& k, DType dtype, const std::vec
                 std::vector<T> x;
                 for (const auto& input : inputs) x.push_back(input[i]);
                 const T wanted = combine(op, x, 0.3);
-                if constexpr (std::is_floating_point_v<T>) return same(got, wanted);
-                else return got == wanted;
+                if constexpr (std::is_floating_point_v<T>)
+                    return same(got, wanted);
+                else
+                    return got == wanted;
             });
         }
 }
@@ -162,24 +173,27 @@ void test_short_float(const Kernels& k, DType dtype, double (*widen)(std::uint16
             const auto inputs = random_inputs<std::uint16_t>(sources, 5);
             try_kernel<std::uint16_t>(k, dtype, op, 0.3, sources, inputs,
                                       [&](std::size_t i, std::uint16_t got) {
-                std::vector<float> x;
-                for (const auto& input : inputs) x.push_back(static_cast<float>(widen(input[i])));
-                return same(widen(got), narrow(combine(op, x, 0.3)));
-            });
+                                          std::vector<float> x;
+                                          for (const auto& input : inputs)
+                                              x.push_back(static_cast<float>(widen(input[i])));
+                                          return same(widen(got), narrow(combine(op, x, 0.3)));
+                                      });
         }
     // Every value there is, through widening and rounding alone.
     std::vector<std::uint16_t> all(65536), out(65536);
     for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::uint16_t>(i);
     const void* from = all.data();
-    CHECK(k.reduce(dtype, ReduceOp::sum, 1, out.data(), Store::plain, nullptr, Store::plain, &from, 1,
-                   all.size()));
+    CHECK(k.reduce(dtype, ReduceOp::sum, 1, out.data(), Store::plain, nullptr, Store::plain, &from,
+                   1, all.size()));
     for (std::size_t i = 0; i < all.size(); ++i)
         CHECK(out[i] == all[i] || (std::isnan(widen(all[i])) && std::isnan(widen(out[i]))));
 }
 
-template <class R> void test_complex(const Kernels& k, DType dtype) {
+template <class R>
+void test_complex(const Kernels& k, DType dtype) {
     using T = std::complex<R>;
-    for (const ReduceOp op : {ReduceOp::sum, ReduceOp::product, ReduceOp::avg, ReduceOp::premul_sum})
+    for (const ReduceOp op :
+         {ReduceOp::sum, ReduceOp::product, ReduceOp::avg, ReduceOp::premul_sum})
         for (const int sources : {1, 2, 4}) {
             std::vector<std::vector<T>> inputs;
             const auto parts = random_inputs<R>(2 * sources, 3);
@@ -196,15 +210,19 @@ template <class R> void test_complex(const Kernels& k, DType dtype) {
                              a.real() * b.imag() + a.imag() * b.real());
                 };
                 const T scale(static_cast<R>(0.3), 0);
-                const auto first = [&](T x) { return op == ReduceOp::premul_sum ? product(x, scale) : x; };
+                const auto first = [&](T x) {
+                    return op == ReduceOp::premul_sum ? product(x, scale) : x;
+                };
                 T wanted = first(inputs[0][i]);
                 for (int s = 1; s < sources; ++s) {
                     const T x = first(inputs[static_cast<std::size_t>(s)][i]);
-                    wanted = op == ReduceOp::product ? product(wanted, x)
-                                                     : T(wanted.real() + x.real(), wanted.imag() + x.imag());
+                    wanted = op == ReduceOp::product
+                                 ? product(wanted, x)
+                                 : T(wanted.real() + x.real(), wanted.imag() + x.imag());
                 }
                 if (op == ReduceOp::avg)
-                    wanted = {wanted.real() / static_cast<R>(sources), wanted.imag() / static_cast<R>(sources)};
+                    wanted = {wanted.real() / static_cast<R>(sources),
+                              wanted.imag() / static_cast<R>(sources)};
                 return same(got.real(), wanted.real()) && same(got.imag(), wanted.imag());
             });
         }
@@ -223,7 +241,8 @@ void test_copies(const Kernels& k) {
                 CHECK(std::memcmp(to.data() + shift, from.data(), bytes) == 0);
                 CHECK(to[shift + bytes] == 'x');
                 std::fill(to.begin(), to.end(), 'x');
-                k.copy_twice(to.data() + shift, store, also.data(), Store::streaming, from.data(), bytes);
+                k.copy_twice(to.data() + shift, store, also.data(), Store::streaming, from.data(),
+                             bytes);
                 fence();
                 CHECK(std::memcmp(to.data() + shift, from.data(), bytes) == 0);
                 CHECK(std::memcmp(also.data(), from.data(), bytes) == 0);
@@ -235,25 +254,32 @@ void test_bool(const Kernels& k) {
     std::vector<std::uint8_t> a{0, 0, 1, 1}, b{0, 1, 0, 1}, out(4);
     const void* from[] = {a.data(), b.data()};
     const auto run = [&](ReduceOp op) {
-        CHECK(k.reduce(DType::boolean, op, 1, out.data(), Store::plain, nullptr, Store::plain, from, 2, 4));
+        CHECK(k.reduce(DType::boolean, op, 1, out.data(), Store::plain, nullptr, Store::plain, from,
+                       2, 4));
         return out;
     };
     using Bits = std::vector<std::uint8_t>;
-    for (const ReduceOp op : {ReduceOp::sum, ReduceOp::max, ReduceOp::bor}) CHECK(run(op) == (Bits{0, 1, 1, 1}));
-    for (const ReduceOp op : {ReduceOp::product, ReduceOp::min, ReduceOp::band}) CHECK(run(op) == (Bits{0, 0, 0, 1}));
+    for (const ReduceOp op : {ReduceOp::sum, ReduceOp::max, ReduceOp::bor})
+        CHECK(run(op) == (Bits{0, 1, 1, 1}));
+    for (const ReduceOp op : {ReduceOp::product, ReduceOp::min, ReduceOp::band})
+        CHECK(run(op) == (Bits{0, 0, 0, 1}));
     CHECK(run(ReduceOp::bxor) == (Bits{0, 1, 1, 0}));
-    CHECK(!k.reduce(DType::boolean, ReduceOp::avg, 1, out.data(), Store::plain, nullptr, Store::plain, from, 2, 4));
-    CHECK(!k.reduce(DType::moved, ReduceOp::sum, 1, out.data(), Store::plain, nullptr, Store::plain, from, 2, 4));
-    CHECK(!k.reduce(DType::float32, ReduceOp::band, 1, out.data(), Store::plain, nullptr, Store::plain, from, 2, 1));
+    CHECK(!k.reduce(DType::boolean, ReduceOp::avg, 1, out.data(), Store::plain, nullptr,
+                    Store::plain, from, 2, 4));
+    CHECK(!k.reduce(DType::moved, ReduceOp::sum, 1, out.data(), Store::plain, nullptr, Store::plain,
+                    from, 2, 4));
+    CHECK(!k.reduce(DType::float32, ReduceOp::band, 1, out.data(), Store::plain, nullptr,
+                    Store::plain, from, 2, 1));
 }
 
 }  // namespace
 
 int main() {
-    const std::vector<ReduceOp> whole{ReduceOp::sum, ReduceOp::product, ReduceOp::min, ReduceOp::max,
-                                      ReduceOp::band, ReduceOp::bor, ReduceOp::bxor, ReduceOp::avg};
+    const std::vector<ReduceOp> whole{ReduceOp::sum,  ReduceOp::product, ReduceOp::min,
+                                      ReduceOp::max,  ReduceOp::band,    ReduceOp::bor,
+                                      ReduceOp::bxor, ReduceOp::avg};
     const std::vector<ReduceOp> real{ReduceOp::sum, ReduceOp::product, ReduceOp::min,
-                                     ReduceOp::max, ReduceOp::avg, ReduceOp::premul_sum};
+                                     ReduceOp::max, ReduceOp::avg,     ReduceOp::premul_sum};
     int tables = 0;
     const Kernels* const* all = all_kernels(tables);
     for (int i = 0; i < tables; ++i) {

@@ -29,7 +29,8 @@ std::shared_ptr<Letter> letter(const Job& job, bool sending, int peer, std::int6
 
 std::vector<std::uint8_t> content(int from, int to, std::size_t bytes) {
     std::vector<std::uint8_t> data(bytes);
-    for (std::size_t i = 0; i < bytes; ++i) data[i] = static_cast<std::uint8_t>(from * 31 + to * 17 + i * 3 + i / 256);
+    for (std::size_t i = 0; i < bytes; ++i)
+        data[i] = static_cast<std::uint8_t>(from * 31 + to * 17 + i * 3 + i / 256);
     return data;
 }
 
@@ -59,7 +60,8 @@ void test_exchange(int size) {
                     CHECK(receive->source == peer);
                     CHECK(got.back() == content(peer, rank, sizes[tag]));
                 }
-            for (const auto& each : letters) CHECK(each->completion.wait(patient) && each->completion.failure() == nullptr);
+            for (const auto& each : letters)
+                CHECK(each->completion.wait(patient) && each->completion.failure() == nullptr);
         }
         box.close(5);
     });

@@ -158,7 +158,7 @@ def _view_mindspore(tensor: Any) -> Buffer:
     count = int(np.prod(tensor.shape, dtype=np.int64))
     if count == 0:
         return Buffer(0, 0, dtype, tensor)
-    sys.modules["mindspore"].runtime.synchronize()  # operators before us may still be writing
+    # data_ptr() waits for operators that are under way, those that read this tensor included.
     if tensor.is_contiguous():
         return Buffer(tensor.data_ptr(), count, dtype, tensor)
     # Its own copy_ does not write strided CPU memory, so NumPy looks at the same strides; those of

@@ -1,0 +1,161 @@
+// native/communicator.cpp: forks, splits, and the way to the worker and the mailbox.
+#include "communicator.hpp"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <numeric>
+#include <optional>
+
+namespace unisono {
+
+namespace {
+
+/// How often this process was forked off. Relaxed: the fork itself orders it, and a child begins
+/// with one thread.
+std::atomic<std::uint32_t> forks{0};
+
+/// The context of messages that make groups; no group has this number.
+constexpr std::uint32_t splitting = ~std::uint32_t{0};
+
+/// What the first rank of a new group tells the others: where it is, or why there is none.
+struct Notice {
+    std::uint64_t offset = 0;
+    char reason[504] = {};
+};
+
+}  // namespace
+
+Birth::Birth() noexcept : generation_(forks.load(std::memory_order_relaxed)) {
+    static const int registered =
+        pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+    static_cast<void>(registered);
+}
+
+bool Birth::foreign() const noexcept {
+    return generation_ != forks.load(std::memory_order_relaxed);
+}
+
+void Birth::check() const {
+    if (foreign())
+        throw Failure(Fault::closed,
+                      "this process was forked after init and has no place in the world; start "
+                      "ranks with `unisono run` or unisono.spawn instead");
+}
+
+int Job::create(int size) {
+    const int fd = Arena::create(size);
+    try {
+        Arena arena(dup(fd));
+        std::vector<int> ranks(static_cast<std::size_t>(size));
+        std::iota(ranks.begin(), ranks.end(), 0);
+        Group::prepare(arena, ranks, true);
+    } catch (...) {
+        ::close(fd);
+        throw;
+    }
+    return fd;
+}
+
+Job::Job(int fd, int rank) : rank_(rank), arena_(std::make_shared<Arena>(fd)) {
+    arena_->enter(rank);
+}
+
+Job::~Job() {
+    if (birth_.foreign()) static_cast<void>(mailbox_.release());
+}
+
+void Job::meet() {
+    arena_->meet(rank_);
+    mailbox_ = std::make_unique<Mailbox>(arena_, rank_);
+}
+
+void Job::close(double drain_seconds) noexcept {
+    if (mailbox_ != nullptr && !birth_.foreign()) mailbox_->close(drain_seconds);
+}
+
+Communicator::Communicator(std::shared_ptr<Job> job, std::size_t offset, int rank, int size)
+    : job_(std::move(job)),
+      worker_(
+          std::make_unique<Worker>(std::make_unique<Group>(job_->arena(), offset, rank, size))) {}
+
+Communicator::~Communicator() {
+    if (birth_.foreign()) static_cast<void>(worker_.release());
+}
+
+void Communicator::run(const Request& request, const Limits& limits) {
+    birth_.check();
+    worker_->run(request, limits);
+}
+
+std::shared_ptr<Completion> Communicator::start(Request request, double seconds) {
+    birth_.check();
+    return worker_->start(std::move(request), seconds);
+}
+
+std::shared_ptr<Letter> Communicator::letter(bool sending, int peer, std::int64_t tag) const {
+    auto made = std::make_shared<Letter>();
+    made->sending = sending;
+    made->peer = peer;
+    made->directory = worker_->group().directory();
+    made->context = worker_->group().number();
+    made->tag = tag;
+    return made;
+}
+
+void Communicator::run(const std::shared_ptr<Letter>& letter, const Limits& limits) {
+    birth_.check();
+    job_->mailbox().post(letter, limits.seconds);
+    job_->mailbox().wait(letter, limits);
+}
+
+void Communicator::start(const std::shared_ptr<Letter>& letter, double seconds) {
+    birth_.check();
+    job_->mailbox().post(letter, seconds);
+    if (!letter->completion.done()) job_->mailbox().serve_in_background();
+}
+
+std::unique_ptr<Communicator> Communicator::split(const std::vector<int>& ranks, std::int64_t key,
+                                                  const Limits& limits) {
+    Notice notice;
+    const auto pass_on = [&](bool sending, int peer) {
+        const auto made = letter(sending, peer, key);
+        made->context = splitting;
+        made->data = reinterpret_cast<std::byte*>(&notice);
+        made->bytes = sizeof notice;
+        run(made, limits);
+    };
+    const auto own = std::find(ranks.begin(), ranks.end(), worker_->group().rank());
+    const int place = static_cast<int>(own - ranks.begin());
+    if (place == 0) {
+        std::vector<int> world_ranks;
+        for (const int rank : ranks) world_ranks.push_back(worker_->group().world_rank(rank));
+        std::optional<Failure> failure;
+        try {
+            notice.offset = Group::prepare(*job_->arena(), world_ranks, false);
+        } catch (const Failure& caught) {
+            failure = caught;
+            caught.text.copy(notice.reason, sizeof notice.reason - 1);
+        }
+        for (std::size_t i = 1; i < ranks.size(); ++i) pass_on(true, ranks[i]);
+        if (failure) throw Failure(*failure);
+    } else {
+        pass_on(false, ranks.front());
+        notice.reason[sizeof notice.reason - 1] = 0;
+        if (notice.offset == 0)
+            throw Failure(Fault::memory,
+                          format("rank %d found no memory for the new group: %s", ranks.front(),
+                                 notice.reason),
+                          {ranks.front()});
+    }
+    return std::make_unique<Communicator>(job_, notice.offset, place,
+                                          static_cast<int>(ranks.size()));
+}
+
+void Communicator::close(double drain_seconds) noexcept {
+    if (!birth_.foreign()) worker_->close(drain_seconds);
+}
+
+}  // namespace unisono

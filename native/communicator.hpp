@@ -1,0 +1,90 @@
+// native/communicator.hpp: what a program holds: its place in a job, and its place in a group.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "mailbox.hpp"
+
+namespace unisono {
+
+/// When something was made, counted in forks. A forked child has a copy of everything but belongs
+/// to no job: it must neither speak for its parent nor wait for threads that only the parent has.
+class Birth {
+public:
+    Birth() noexcept;
+    bool foreign() const noexcept;
+
+    /// Throws Failure(closed) in a forked child.
+    void check() const;
+
+private:
+    std::uint32_t generation_;
+};
+
+/// One rank's place in a job: its memory and its messages.
+class Job {
+public:
+    /// Makes the memory of a job of `size` ranks, its world group included; returns the descriptor.
+    static int create(int size);
+
+    /// Takes over the descriptor and a place.
+    Job(int fd, int rank);
+    ~Job();
+    Job(const Job&) = delete;
+    Job& operator=(const Job&) = delete;
+
+    /// Gets to know the others, who have all taken their places.
+    void meet();
+
+    /// Lets messages end for up to `drain_seconds`, then leaves for good.
+    void close(double drain_seconds) noexcept;
+
+    const std::shared_ptr<Arena>& arena() const noexcept { return arena_; }
+    Mailbox& mailbox() const noexcept { return *mailbox_; }
+
+private:
+    Birth birth_;
+    int rank_;
+    std::shared_ptr<Arena> arena_;
+    std::unique_ptr<Mailbox> mailbox_;
+};
+
+/// One rank's place in a group: collectives, messages, subgroups. Thread-safe.
+class Communicator {
+public:
+    Communicator(std::shared_ptr<Job> job, std::size_t offset, int rank, int size);
+    ~Communicator();
+    Communicator(const Communicator&) = delete;
+    Communicator& operator=(const Communicator&) = delete;
+
+    /// Runs a collective to its end.
+    void run(const Request& request, const Limits& limits);
+
+    /// Starts a collective.
+    std::shared_ptr<Completion> start(Request request, double seconds);
+
+    /// A letter to or from rank `peer` of this group, to be filled in and posted.
+    std::shared_ptr<Letter> letter(bool sending, int peer, std::int64_t tag) const;
+
+    /// Posts a letter and waits for its end.
+    void run(const std::shared_ptr<Letter>& letter, const Limits& limits);
+
+    /// Posts a letter.
+    void start(const std::shared_ptr<Letter>& letter, double seconds);
+
+    /// Makes the group of these ranks of ours; called by all of them with the same new `key`. The
+    /// first of them makes the memory and tells the others where it is.
+    std::unique_ptr<Communicator> split(const std::vector<int>& ranks, std::int64_t key,
+                                        const Limits& limits);
+
+    /// Lets queued calls end for up to `drain_seconds`, then leaves the group.
+    void close(double drain_seconds) noexcept;
+
+private:
+    Birth birth_;
+    std::shared_ptr<Job> job_;
+    std::unique_ptr<Worker> worker_;
+};
+
+}  // namespace unisono
