@@ -71,10 +71,10 @@ test-native: .venv/.dev
 	$(call native-tests,native,)
 
 test-python: .venv/.installed .venv/.dev
-	$(BIN)/python -m pytest
+	UNISONO_TEST_ENGINES=threads,shm $(BIN)/python -m pytest
 
 test-mindspore: .venv-mindspore/.installed
-	$(SPORE)/python -m pytest tests/mindspore
+	$(SPORE)/python -m pytest tests/with_mindspore
 
 sanitize: .venv/.dev
 	$(call native-tests,sanitize-address,-DUNISONO_SANITIZE="address$(COMMA)undefined")

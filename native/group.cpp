@@ -2,7 +2,6 @@
 #include "group.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <new>
 
 #include "collectives.hpp"
@@ -26,64 +25,6 @@ struct Plan {
     }
 
     std::size_t world_ranks, members, rows, slots, slot, bytes;
-};
-
-bool has_counts(Verb verb) {
-    return verb == Verb::reduce_scatter || verb == Verb::gather || verb == Verb::all_gather ||
-           verb == Verb::scatter || verb == Verb::all_to_all;
-}
-
-/// Mixes words into one; good enough that two different calls never look alike by accident.
-std::uint64_t mix(std::uint64_t seed, std::uint64_t word) {
-    std::uint64_t x = (seed ^ word) * 0x9e3779b97f4a7c15u;
-    x ^= x >> 32;
-    x *= 0xd6e8feb86659fd93u;
-    return x ^ (x >> 29);
-}
-
-/// The fields of a card, unpacked.
-struct Call {
-    std::uint64_t count;
-    double factor;
-    std::int32_t root;
-    std::uint32_t number;
-    Verb verb;
-    std::uint8_t dtype;
-    ReduceOp op;
-    bool uneven;
-
-    explicit Call(const Card& card) {
-        const std::uint64_t kind = card.words[0].load(std::memory_order_relaxed);
-        const std::uint64_t place = card.words[1].load(std::memory_order_relaxed);
-        count = card.words[2].load(std::memory_order_relaxed);
-        factor = std::bit_cast<double>(card.words[3].load(std::memory_order_relaxed));
-        verb = static_cast<Verb>(kind & 0xff);
-        dtype = static_cast<std::uint8_t>(kind >> 8);
-        op = static_cast<ReduceOp>(kind >> 16 & 0xff);
-        uneven = (kind >> 24 & 1) != 0;
-        root = static_cast<std::int32_t>(place >> 32);
-        number = static_cast<std::uint32_t>(place);
-    }
-
-    bool same_kind(const Call& other) const {
-        return verb == other.verb && dtype == other.dtype && op == other.op && root == other.root &&
-               std::bit_cast<std::uint64_t>(factor) == std::bit_cast<std::uint64_t>(other.factor);
-    }
-
-    std::string text() const {
-        if (verb == Verb::nothing) return "no call yet";
-        std::string words = name(verb);
-        if (verb != Verb::barrier) {
-            words += format(" %s", name(static_cast<DType>(dtype)));
-            if (!uneven) words += format(" x %llu", static_cast<unsigned long long>(count));
-        }
-        if (op == ReduceOp::premul_sum)
-            words += format(" premul_sum(%g)", factor);
-        else if (op != ReduceOp::none)
-            words += format(" %s", name(op));
-        if (root >= 0) words += format(" root %d", root);
-        return words;
-    }
 };
 
 }  // namespace
@@ -196,29 +137,17 @@ void Group::need_slot(std::size_t bytes) {
 
 void Group::publish(const Request& request) {
     Member& self = members_[rank_];
-    Card& card = self.card[step_ & 1];
+    const std::uint64_t print = self.card[step_ & 1].write(request, calls_);
     const bool uneven = !request.sends.empty();
-    const std::uint64_t kind = static_cast<std::uint64_t>(request.verb) |
-                               static_cast<std::uint64_t>(request.dtype_code) << 8 |
-                               static_cast<std::uint64_t>(request.op) << 16 |
-                               static_cast<std::uint64_t>(uneven) << 24;
-    const std::uint64_t place = static_cast<std::uint64_t>(static_cast<std::uint32_t>(request.root))
-                                << 32;
-    const auto factor = std::bit_cast<std::uint64_t>(request.factor);
-    // Relaxed: the store of the turn in barrier() orders them.
-    card.words[0].store(kind, std::memory_order_relaxed);
-    card.words[1].store(place | calls_, std::memory_order_relaxed);
-    card.words[2].store(request.count, std::memory_order_relaxed);
-    card.words[3].store(factor, std::memory_order_relaxed);
-    std::uint64_t print = mix(mix(mix(mix(1, kind), place), request.count), factor);
     if (uneven) {
         std::uint64_t* mine = rows(rank_);
         std::copy(request.sends.begin(), request.sends.end(), mine);
         std::copy(request.receives.begin(), request.receives.end(), mine + size_);
-        print =
-            mix(print, static_cast<std::uint64_t>(rank_) + 1);  // like no other: compare in full
     }
-    self.fingerprint[step_ & 1].store(print, std::memory_order_relaxed);
+    // Relaxed: the store of the turn in barrier() orders it. Where counts differ by rank the print
+    // is like no other, so that everybody compares in full.
+    self.fingerprint[step_ & 1].store(
+        uneven ? print + static_cast<std::uint64_t>(rank_) + 1 : print, std::memory_order_relaxed);
 }
 
 bool Group::reached(int peer) const noexcept {
@@ -351,7 +280,7 @@ void Group::compare_all() {
     matrix_.assign(n * n, 0);
     for (int rank = 0; rank < size_; ++rank) {
         const Call call(members_[rank].card[step_ & 1]);
-        if (!call.same_kind(first) || !has_counts(call.verb)) raise_mismatch();
+        if (!call.same_kind(first) || !call.has_counts()) raise_mismatch();
         const std::uint64_t* published = rows(rank);
         for (int peer = 0; peer < size_; ++peer) {
             std::uint64_t sends = call.count;

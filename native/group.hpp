@@ -18,31 +18,10 @@
 #include <vector>
 
 #include "arena.hpp"
+#include "call.hpp"
 #include "kernels.hpp"
 
 namespace unisono {
-
-/// One call, as a rank makes it. Counts are in elements.
-struct Request {
-    Verb verb = Verb::nothing;
-    DType dtype = DType::moved;
-    std::uint8_t dtype_code = 0;  ///< the exact code, where several types are only moved
-    std::uint32_t item = 1;       ///< bytes of an element
-    ReduceOp op = ReduceOp::none;
-    double factor = 1;
-    std::int32_t root = -1;
-    const std::byte* source = nullptr;
-    std::byte* target = nullptr;
-    std::uint64_t count = 0;  ///< of the smaller buffer: what one rank gives or gets
-    /// For counts that differ by rank: what this rank sends to and receives from each. Else empty.
-    std::vector<std::uint64_t> sends, receives;
-};
-
-/// A request as others see it. Words are atomic because error messages read them at any time; they
-/// are ordered by the turn counter.
-struct Card {
-    std::atomic<std::uint64_t> words[4];
-};
 
 /// One rank's lines in a group: 128 bytes, written by that rank alone (except `turn.sleepers`).
 struct alignas(128) Member {

@@ -1,225 +1,18 @@
-// native/kernels_isa.cpp: the kernels; compiled once for each instruction set into its own
+// native/kernels_isa.cpp: the reductions; compiled once for each instruction set into its own
 // namespace.
 //
 // Every loop works on blocks that fit the vector registers: read the block from all sources,
 // combine, store once. The compiler turns the fixed inner loops into vectors; streaming stores and
 // half-precision conversions are the only intrinsics.
-#include <cmath>
-#include <complex>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
+#include "isa_half.hpp"
+#include "isa_store.hpp"
 #include "kernels.hpp"
-
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
-
-#define UNISONO_TEXT(x) #x
-#define UNISONO_NAME(x) UNISONO_TEXT(x)
 
 namespace unisono::UNISONO_ISA {
 namespace {
-
-// ---- stores ------------------------------------------------------------------------------------
-
-constexpr std::size_t stream_alignment =
-    16;  // what malloc promises, so user memory can be streamed
-
-bool streamable(const void* to, Store store) noexcept {
-#if defined(__SSE2__)
-    return store == Store::streaming &&
-           reinterpret_cast<std::uintptr_t>(to) % stream_alignment == 0;
-#else
-    (void)to, (void)store;
-    return false;
-#endif
-}
-
-/// Stores a block of N bytes, a multiple of 16; `stream` only where `streamable`.
-template <std::size_t N>
-inline void put(void* to, const void* block, bool stream) noexcept {
-#if defined(__SSE2__)
-    if (stream) {
-        auto* out = static_cast<char*>(to);
-        const auto* in = static_cast<const char*>(block);
-        for (std::size_t i = 0; i < N; i += 16)
-            _mm_stream_si128(reinterpret_cast<__m128i*>(out + i),
-                             _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i)));
-        return;
-    }
-#endif
-    (void)stream;
-    std::memcpy(to, block, N);
-}
-
-constexpr std::size_t copy_block = 256;
-
-void copy(void* to, const void* from, std::size_t bytes, Store store) {
-    if (to == from) return;
-    auto* out = static_cast<char*>(to);
-    const auto* in = static_cast<const char*>(from);
-    const bool stream = streamable(to, store);
-    std::size_t i = 0;
-    if (stream)
-        for (; i + copy_block <= bytes; i += copy_block) put<copy_block>(out + i, in + i, true);
-    else
-        for (; i + copy_block <= bytes; i += copy_block) put<copy_block>(out + i, in + i, false);
-    std::memcpy(out + i, in + i, bytes - i);
-}
-
-void copy_twice(void* to, Store store, void* also, Store also_store, const void* from,
-                std::size_t bytes) {
-    if (to == from) return copy(also, from, bytes, also_store);
-    if (also == from) return copy(to, from, bytes, store);
-    auto* out = static_cast<char*>(to);
-    auto* out_too = static_cast<char*>(also);
-    const auto* in = static_cast<const char*>(from);
-    const bool stream = streamable(to, store);
-    const bool stream_too = streamable(also, also_store);
-    std::size_t i = 0;
-    for (; i + copy_block <= bytes; i += copy_block) {
-        alignas(64) char block[copy_block];
-        std::memcpy(block, in + i, copy_block);
-        put<copy_block>(out + i, block, stream);
-        put<copy_block>(out_too + i, block, stream_too);
-    }
-    std::memcpy(out + i, in + i, bytes - i);
-    std::memcpy(out_too + i, in + i, bytes - i);
-}
-
-// ---- 16-bit floats -----------------------------------------------------------------------------
-
-struct Half {
-    std::uint16_t bits;
-};
-struct BFloat {
-    std::uint16_t bits;
-};
-
-inline float from_bits(std::uint32_t bits) noexcept {
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-inline std::uint32_t to_bits(float value) noexcept {
-    std::uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-inline float widen(BFloat x) noexcept { return from_bits(std::uint32_t{x.bits} << 16); }
-
-inline BFloat narrow_bfloat(float value) noexcept {
-    const std::uint32_t bits = to_bits(value);
-    const std::uint32_t rounded =
-        (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;   // nearest, ties to even
-    const std::uint32_t quiet = (bits >> 16) | 0x40;  // a NaN stays a NaN
-    return {static_cast<std::uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded)};
-}
-
-inline float widen(Half x) noexcept {
-#if defined(__F16C__)
-    return _cvtsh_ss(x.bits);
-#else
-    const std::uint32_t sign = std::uint32_t{x.bits & 0x8000u} << 16;
-    const std::uint32_t body = std::uint32_t{x.bits & 0x7fffu} << 13;
-    if (body >= 0x7c00u << 13)  // infinity or NaN; hardware makes a NaN quiet, so do we
-        return from_bits(sign | 0x7f800000 | body | (body > 0x7c00u << 13 ? 0x400000u : 0u));
-    // The exponent bias differs by 112; the multiplication also normalises subnormal numbers.
-    const float scaled = from_bits(body) * from_bits((254u - 15u) << 23);
-    return from_bits(sign | to_bits(scaled));
-#endif
-}
-
-inline Half narrow_half(float value) noexcept {
-#if defined(__F16C__)
-    return {static_cast<std::uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT))};
-#else
-    const std::uint32_t bits = to_bits(value);
-    const std::uint32_t sign = (bits >> 16) & 0x8000;
-    const std::uint32_t body = bits & 0x7fffffff;
-    std::uint32_t half;
-    if (body > 0x7f800000) {
-        half = 0x7e00 | ((body >> 13) & 0x3ff);
-    } else if (body >= 0x477ff000) {
-        half = 0x7c00;  // rounds to infinity
-    } else if (body < 0x38800000) {
-        // Subnormal: adding 0.5 puts the half's last bit at the float's last bit, and rounds.
-        half = to_bits(from_bits(body) + 0.5f) - to_bits(0.5f);
-    } else {
-        half = (body - (112u << 23) + 0xfff + ((body >> 13) & 1)) >> 13;
-    }
-    return {static_cast<std::uint16_t>(sign | half)};
-#endif
-}
-
-template <class A>
-inline A convert_out(float value) noexcept;
-template <>
-inline Half convert_out<Half>(float value) noexcept {
-    return narrow_half(value);
-}
-template <>
-inline BFloat convert_out<BFloat>(float value) noexcept {
-    return narrow_bfloat(value);
-}
-
-/// Reads N elements into the type they are combined in.
-template <class T, class A, std::size_t N>
-inline void load(A* __restrict block, const T* from) noexcept {
-    if constexpr (std::is_same_v<T, Half>) {
-#if defined(__F16C__)
-        for (std::size_t i = 0; i < N; i += 8)
-            _mm256_storeu_ps(
-                block + i,
-                _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
-#else
-        for (std::size_t i = 0; i < N; ++i) block[i] = widen(from[i]);
-#endif
-    } else if constexpr (std::is_same_v<T, BFloat>) {
-        for (std::size_t i = 0; i < N; ++i) block[i] = widen(from[i]);
-    } else {
-        for (std::size_t i = 0; i < N; ++i) block[i] = static_cast<A>(from[i]);
-    }
-}
-
-/// Rounds N elements back.
-template <class T, class A, std::size_t N>
-inline void unload(T* __restrict out, const A* __restrict block) noexcept {
-    if constexpr (std::is_same_v<T, Half>) {
-#if defined(__F16C__)
-        for (std::size_t i = 0; i < N; i += 8)
-            _mm_storeu_si128(
-                reinterpret_cast<__m128i*>(out + i),
-                _mm256_cvtps_ph(_mm256_loadu_ps(block + i), _MM_FROUND_TO_NEAREST_INT));
-#else
-        for (std::size_t i = 0; i < N; ++i) out[i] = narrow_half(block[i]);
-#endif
-    } else if constexpr (std::is_same_v<T, BFloat>) {
-        for (std::size_t i = 0; i < N; ++i) out[i] = narrow_bfloat(block[i]);
-    } else {
-        for (std::size_t i = 0; i < N; ++i) out[i] = static_cast<T>(block[i]);
-    }
-}
-
-template <class T>
-inline auto widen_one(T x) noexcept {
-    if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat>)
-        return widen(x);
-    else
-        return x;
-}
-
-template <class T, class A>
-inline T narrow_one(A x) noexcept {
-    if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BFloat>)
-        return convert_out<T>(x);
-    else
-        return static_cast<T>(x);
-}
 
 // ---- operators: combine(a, b) for the accumulator type A ---------------------------------------
 
@@ -546,6 +339,6 @@ bool reduce(DType dtype, ReduceOp op, double factor, void* to, Store store, void
 }  // namespace
 
 extern const Kernels table;
-const Kernels table{UNISONO_NAME(UNISONO_ISA), copy, copy_twice, reduce};
+const Kernels table{UNISONO_ISA_NAME, copy, copy_twice, reduce};
 
 }  // namespace unisono::UNISONO_ISA

@@ -1,0 +1,73 @@
+// native/call.cpp: packing, unpacking and naming calls.
+#include "call.hpp"
+
+#include <bit>
+
+namespace unisono {
+
+namespace {
+
+/// Mixes words into one; good enough that two different calls never look alike by accident.
+std::uint64_t mix(std::uint64_t seed, std::uint64_t word) noexcept {
+    std::uint64_t x = (seed ^ word) * 0x9e3779b97f4a7c15u;
+    x ^= x >> 32;
+    x *= 0xd6e8feb86659fd93u;
+    return x ^ (x >> 29);
+}
+
+}  // namespace
+
+std::uint64_t Card::write(const Request& request, std::uint32_t number) noexcept {
+    const std::uint64_t kind = static_cast<std::uint64_t>(request.verb) |
+                               static_cast<std::uint64_t>(request.dtype_code) << 8 |
+                               static_cast<std::uint64_t>(request.op) << 16 |
+                               static_cast<std::uint64_t>(!request.sends.empty()) << 24;
+    const std::uint64_t root = static_cast<std::uint32_t>(request.root);
+    const auto factor = std::bit_cast<std::uint64_t>(request.factor);
+    // Relaxed: the store of the turn in Group::barrier() orders them.
+    words[0].store(kind, std::memory_order_relaxed);
+    words[1].store(root << 32 | number, std::memory_order_relaxed);
+    words[2].store(request.count, std::memory_order_relaxed);
+    words[3].store(factor, std::memory_order_relaxed);
+    return mix(mix(mix(mix(1, kind), root), request.count), factor);
+}
+
+Call::Call(const Card& card) noexcept {
+    const std::uint64_t kind = card.words[0].load(std::memory_order_relaxed);
+    const std::uint64_t place = card.words[1].load(std::memory_order_relaxed);
+    count = card.words[2].load(std::memory_order_relaxed);
+    factor = std::bit_cast<double>(card.words[3].load(std::memory_order_relaxed));
+    verb = static_cast<Verb>(kind & 0xff);
+    dtype = static_cast<std::uint8_t>(kind >> 8);
+    op = static_cast<ReduceOp>(kind >> 16 & 0xff);
+    uneven = (kind >> 24 & 1) != 0;
+    root = static_cast<std::int32_t>(place >> 32);
+    number = static_cast<std::uint32_t>(place);
+}
+
+bool Call::same_kind(const Call& other) const noexcept {
+    return verb == other.verb && dtype == other.dtype && op == other.op && root == other.root &&
+           std::bit_cast<std::uint64_t>(factor) == std::bit_cast<std::uint64_t>(other.factor);
+}
+
+bool Call::has_counts() const noexcept {
+    return verb == Verb::reduce_scatter || verb == Verb::gather || verb == Verb::all_gather ||
+           verb == Verb::scatter || verb == Verb::all_to_all;
+}
+
+std::string Call::text() const {
+    if (verb == Verb::nothing) return "no call yet";
+    std::string words = name(verb);
+    if (verb != Verb::barrier) {
+        words += format(" %s", name(static_cast<DType>(dtype)));
+        if (!uneven) words += format(" x %llu", static_cast<unsigned long long>(count));
+    }
+    if (op == ReduceOp::premul_sum)
+        words += format(" premul_sum(%g)", factor);
+    else if (op != ReduceOp::none)
+        words += format(" %s", name(op));
+    if (root >= 0) words += format(" root %d", root);
+    return words;
+}
+
+}  // namespace unisono
