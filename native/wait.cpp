@@ -35,7 +35,7 @@ void leave_signals_to_others() noexcept {
 
 Patience choose_patience(bool crowded, bool one_session) noexcept {
     if (!crowded) return {4000, 50};
-    return {0, one_session ? 200 : 5};
+    return {0, one_session ? 50 : 5};
 }
 
 }  // namespace unisono
