@@ -143,14 +143,6 @@ def test_buffer_keeps_its_memory_alive():
     assert (packed.array == 7).all()
 
 
-def test_part_is_a_stretch_of_the_buffer():
-    tensor = np.arange(10, dtype=np.int16)
-    part = view(tensor).part(3, 4)
-    assert part.array.tolist() == [3, 4, 5, 6]
-    part.array[:] = 0
-    assert tensor.tolist() == [0, 1, 2, 0, 0, 0, 0, 7, 8, 9]
-
-
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
@@ -162,9 +154,10 @@ def test_part_is_a_stretch_of_the_buffer():
     ids=["side by side", "by one", "inside", "empty"],
 )
 def test_overlap(first, second, expected):
-    whole = view(np.zeros(8))
-    assert buffers.overlap(whole.part(*first), whole.part(*second)) is expected
-    assert buffers.overlap(whole.part(*second), whole.part(*first)) is expected
+    whole = np.zeros(8)
+    one, two = (view(whole[start : start + count]) for start, count in (first, second))
+    assert buffers.overlap(one, two) is expected
+    assert buffers.overlap(two, one) is expected
 
 
 # ---- the buffer protocol and DLPack --------------------------------------------------------------

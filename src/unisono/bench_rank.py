@@ -123,6 +123,9 @@ def _gloo(size: int) -> tuple[_Prepare, Callable[[], None]]:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    # torch 2.13 has new names for these two.
+    all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+    reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
     def prepare(collective: str, count: int) -> _Prepared:
         lengths = _shapes(collective, count, size)
@@ -133,8 +136,8 @@ def _gloo(size: int) -> tuple[_Prepare, Callable[[], None]]:
             "all_reduce": lambda: dist.all_reduce(source),
             "reduce": lambda: dist.reduce(source, 0),
             "broadcast": lambda: dist.broadcast(source, 0),
-            "all_gather": lambda: dist.all_gather_into_tensor(target, source),
-            "reduce_scatter": lambda: dist.reduce_scatter_tensor(target, source),
+            "all_gather": lambda: all_gather(target, source),
+            "reduce_scatter": lambda: reduce_scatter(target, source),
             "all_to_all": lambda: dist.all_to_all_single(target, source),
         }[collective]
         return call, source.numpy(), target.numpy()

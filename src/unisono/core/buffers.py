@@ -55,11 +55,6 @@ class Buffer:
         bytes_of: np.ndarray[Any, Any] = np.frombuffer(memoryview(memory), np.uint8)
         return bytes_of.view(self.dtype.numpy)
 
-    def part(self, start: int, count: int) -> Buffer:
-        """A stretch of this buffer, in elements."""
-        address = self.address + start * self.dtype.itemsize
-        return Buffer(address, count, self.dtype, self.owner, self.writable)
-
     def __repr__(self) -> str:
         return f"Buffer({self.dtype.name} x {self.count})"
 

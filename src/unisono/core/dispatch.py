@@ -94,9 +94,7 @@ def _all_reduce(group: Group, src: Buffer, dst: Buffer, op: ReduceOp) -> Buffer:
 
 def _reduce_scatter(group: Group, src: Buffer, dst: Buffer, op: ReduceOp, counts: Counts) -> Buffer:
     _check_operator(src, op)
-    shares = _check_counts(group, counts, src.count, dst.count, "src")
-    _check_pair(src, dst, part=src.part(sum(shares[: group.rank]), shares[group.rank]))
-    _check_count(dst.count, shares[group.rank], "dst")
+    _check_parts(group, counts, src, "src", dst, "dst")
     buffers.check_writable(dst)
     return dst
 
@@ -111,9 +109,7 @@ def _gather(
 
 
 def _all_gather(group: Group, src: Buffer, dst: Buffer, counts: Counts) -> Buffer:
-    shares = _check_counts(group, counts, dst.count, src.count, "dst")
-    _check_pair(src, dst, part=dst.part(sum(shares[: group.rank]), shares[group.rank]))
-    _check_count(src.count, shares[group.rank], "src")
+    _check_parts(group, counts, dst, "dst", src, "src")
     buffers.check_writable(dst)
     return dst
 
@@ -122,9 +118,7 @@ def _scatter(group: Group, src: Buffer | None, dst: Buffer, root: int, counts: C
     _check_root(group, root)
     if group.rank == root:
         src = _need(src, "src on the root")
-        shares = _check_counts(group, counts, src.count, dst.count, "src")
-        _check_pair(src, dst, part=src.part(sum(shares[:root]), shares[root]))
-        _check_count(dst.count, shares[root], "dst")
+        _check_parts(group, counts, src, "src", dst, "dst")
     buffers.check_writable(dst)
     return dst
 
@@ -132,14 +126,15 @@ def _scatter(group: Group, src: Buffer | None, dst: Buffer, root: int, counts: C
 def _all_to_all(group: Group, src: Buffer, dst: Buffer, sends: Counts, receives: Counts) -> Buffer:
     if (sends is None) != (receives is None):
         raise ArgumentError("give both counts, of what is sent and of what is received, or neither")
-    for counts, buffer, name in ((sends, src, "src"), (receives, dst, "dst")):
-        if counts is None and buffer.count % group.size:
+    if sends is None or receives is None:
+        if src.count % group.size:
             raise ArgumentError(
-                f"{name} has {buffer.count} elements, not a multiple of the {group.size} ranks"
+                f"src has {src.count} elements, not a multiple of the {group.size} ranks"
             )
-        _check_counts(group, counts, buffer.count, buffer.count // group.size, name)
-    if sends is None:
         _check_count(dst.count, src.count, "dst")
+    else:
+        _check_counts(group, sends, src.count, "src")
+        _check_counts(group, receives, dst.count, "dst")
     _check_pair(src, dst)
     buffers.check_writable(dst)
     return dst
@@ -201,19 +196,15 @@ def _check_rank(group: Group, rank: int, name: str) -> None:
         raise ArgumentError(f"{name} {rank} is out of range: the group has ranks 0 to {last}")
 
 
-def _check_pair(src: Buffer, dst: Buffer, part: Buffer | None = None) -> None:
-    """Same dtype, and memory that is the same, apart, or exactly `part` of the larger buffer."""
+def _check_pair(src: Buffer, dst: Buffer) -> None:
+    """Same dtype, and memory that is either the same or apart; in either order."""
     if src.dtype is not dst.dtype:
-        names = f"src is {src.dtype.name}, dst is {dst.dtype.name}"
-        raise ArgumentTypeError(f"{names}; they must agree")
+        names = f"{src.dtype.name} and {dst.dtype.name}"
+        raise ArgumentTypeError(f"src and dst must have one dtype, not {names}")
     if not buffers.overlap(src, dst):
         return
     if src.address == dst.address and src.count == dst.count:
         return
-    if part is not None:
-        smaller = src if src.count < dst.count else dst
-        if smaller.address == part.address and smaller.count == part.count:
-            return
     raise ArgumentError(
         "src and dst overlap without being the same memory; pass a copy of one of them"
     )
@@ -224,11 +215,24 @@ def _check_count(count: int, expected: int, name: str) -> None:
         raise ArgumentError(f"{name} has {count} elements where {expected} are needed")
 
 
-def _check_counts(group: Group, counts: Counts, total: int, share: int, name: str) -> Sequence[int]:
-    """One count for each rank, none negative, that add up to `total`; returns them in full."""
+def _check_parts(
+    group: Group, counts: Counts, whole: Buffer, whole_name: str, part: Buffer, part_name: str
+) -> None:
+    """`part` is as long as this rank's part of `whole`; it may be that very memory, or apart."""
     if counts is None:
-        _check_count(total, share * group.size, name)
-        return (share,) * group.size
+        _check_count(whole.count, part.count * group.size, whole_name)
+        start = part.count * group.rank
+    else:
+        _check_counts(group, counts, whole.count, whole_name)
+        _check_count(part.count, counts[group.rank], part_name)
+        start = sum(counts[: group.rank])
+    in_place = part.address == whole.address + start * whole.dtype.itemsize
+    if not in_place or part.dtype is not whole.dtype:
+        _check_pair(whole, part)
+
+
+def _check_counts(group: Group, counts: Sequence[int], total: int, name: str) -> None:
+    """One count for each rank, none negative, that add up to `total`."""
     if len(counts) != group.size:
         raise ArgumentError(f"{len(counts)} counts for a group of {group.size} ranks")
     if any(count < 0 for count in counts):
@@ -236,4 +240,3 @@ def _check_counts(group: Group, counts: Counts, total: int, share: int, name: st
     if sum(counts) != total:
         added = f"the counts {list(counts)} add up to {sum(counts)}"
         raise ArgumentError(f"{added}, but {name} has {total} elements")
-    return counts
