@@ -38,7 +38,7 @@ std::size_t Group::prepare(Arena& arena, const std::vector<int>& world_ranks, bo
     auto* header = new (mapping->data()) GroupHeader{};
     header->size = static_cast<std::uint32_t>(size);
     header->number = arena.header().next_group.fetch_add(1, std::memory_order_relaxed);
-    header->slot_bytes = plan.slot;
+    header->committed = whole ? plan.slot : 0;
     auto* ranks = reinterpret_cast<std::int32_t*>(mapping->data() + plan.world_ranks);
     std::copy(world_ranks.begin(), world_ranks.end(), ranks);
     for (int rank = 0; rank < size; ++rank)
@@ -58,6 +58,7 @@ Group::Group(std::shared_ptr<Arena> arena, std::size_t offset, int rank, int siz
     members_ = reinterpret_cast<Member*>(mapping_->data() + plan.members);
     rows_ = reinterpret_cast<std::uint64_t*>(mapping_->data() + plan.rows);
     slots_ = mapping_->data() + plan.slots;
+    committed_ = header_->committed;
     const auto* ranks = reinterpret_cast<const std::int32_t*>(mapping_->data() + plan.world_ranks);
     directory_ = std::make_shared<Directory>(
         Directory{std::vector<int>(ranks, ranks + size), mapping_, members_});
@@ -126,8 +127,7 @@ void Group::give_up(Leave why, int blamed) noexcept {
 
 void Group::need_slot(std::size_t bytes) {
     if (bytes <= committed_) return;
-    // A group that only ever sums a few numbers should not cost megabytes: a page, 64 KiB, then
-    // all.
+    // A group that only ever sums a few numbers should not cost megabytes: a page, 64 KiB, all.
     const std::size_t some = std::size_t{64} << 10;
     const std::size_t wanted = bytes <= page ? page : bytes <= some ? some : slot_bytes_;
     for (std::size_t parity = 0; parity < 2; ++parity)

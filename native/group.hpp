@@ -52,7 +52,7 @@ struct Directory {
 struct alignas(128) GroupHeader {
     std::uint32_t size;
     std::uint32_t number;
-    std::uint64_t slot_bytes;
+    std::uint64_t committed;  ///< bytes of every slot that had pages from the beginning
     std::atomic<std::uint32_t> closed;
 };
 
