@@ -4,7 +4,7 @@ UnisonoError(RuntimeError)
 ├── ArgumentError(ValueError)      a value that cannot be right: shape, counts, root, overlap
 ├── ArgumentTypeError(TypeError)   the wrong kind of thing: not a tensor, a dtype that cannot move
 ├── Unsupported                    a right request that this engine or dtype cannot serve
-├── NotReady                       no world yet, already closed, or this rank is not in the group
+├── NotReady(ValueError)           no world yet, already closed, or this rank is not in the group
 ├── LaunchError                    ranks could not find each other, or an engine cannot start
 │   └── OutOfSharedMemory(MemoryError)
 ├── MismatchError                  ranks disagree about the call they are in
@@ -60,8 +60,11 @@ class Unsupported(UnisonoError):
     """A right request that this engine or dtype cannot serve."""
 
 
-class NotReady(UnisonoError):
-    """There is no world yet, it is closed, or this rank is not in the group."""
+class NotReady(UnisonoError, ValueError):
+    """There is no world yet, it is closed, or this rank is not in the group.
+
+    It is a ValueError because torch raises that, and scripts catch it.
+    """
 
 
 class LaunchError(UnisonoError):

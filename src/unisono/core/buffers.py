@@ -1,4 +1,4 @@
-"""Any tensor as flat memory: NumPy, torch, MindSpore, JAX, DLPack, the buffer protocol.
+"""Any tensor as flat memory: NumPy, torch, MindSpore, JAX, CuPy, DLPack, the buffer protocol.
 
 `view(tensor)` gives a `Buffer`: an address, a count and a dtype. Memory that is not contiguous
 is packed first, and unpacked again by `Buffer.copy_back` when the call has ended. This module alone
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,9 +17,10 @@ import numpy as np
 
 from unisono.core import dtypes
 from unisono.core.dtypes import DType
+from unisono.core.engine import Work
 from unisono.errors import ArgumentError, ArgumentTypeError, Unsupported
 
-__all__ = ["Buffer", "check_writable", "empty_like", "overlap", "view"]
+__all__ = ["Buffer", "Output", "check_writable", "is_tensor", "output_like", "overlap", "view"]
 
 _address_of = ctypes.addressof
 _first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
@@ -72,17 +74,74 @@ def view(tensor: Any) -> Buffer:
     return viewer(tensor)
 
 
-def empty_like(tensor: Any, shape: Sequence[int] | None = None) -> Any:
-    """Make a new tensor of the same kind and dtype, with `shape` if it is given."""
+class Output:
+    """A new tensor for a result: `buffer` is what the engine writes, `finish` gives the tensor.
+
+    A JAX array cannot be written, so its memory is a NumPy array until the call has ended.
+    """
+
+    __slots__ = ("_kind", "_tensor", "buffer")
+
+    def __init__(self, tensor: Any, kind: str) -> None:
+        self._tensor = tensor
+        self._kind = kind
+        self.buffer = view(tensor)
+
+    def finish(self, work: Work | None = None) -> Any:
+        """The tensor; where it cannot be written later, after waiting for `work`."""
+        if self._kind != "jax":
+            return self._tensor
+        if work is not None:
+            work.wait()
+        return sys.modules["jax"].numpy.asarray(self._tensor)
+
+
+def output_like(tensor: Any, shape: Sequence[int] | None = None) -> Output:
+    """Make room for a result of the same kind and dtype, with `shape` if it is given.
+
+    >>> output_like(np.zeros((2, 3), np.float32), (4, 3)).buffer
+    Buffer(float32 x 12)
+    """
     kind = _kind(tensor)
-    size = tuple(tensor.shape) if shape is None else tuple(shape)
+    if kind not in ("numpy", "torch", "mindspore", "jax", "cupy"):
+        raise ArgumentTypeError(
+            f"cannot make a tensor like {_describe(tensor)}; "
+            "pass a NumPy, torch, MindSpore, JAX or CuPy tensor"
+        )
+    size = tuple(tensor.shape) if shape is None else tuple(int(length) for length in shape)
     if kind == "torch":
-        return sys.modules["torch"].empty(size, dtype=tensor.dtype, device=tensor.device)
-    if kind == "mindspore":
-        return sys.modules["mindspore"].mint.empty(size, dtype=tensor.dtype)
-    if kind == "numpy":
-        return np.empty(size, tensor.dtype)
-    raise Unsupported(f"cannot make a writable tensor like {_describe(tensor)}; pass a NumPy array")
+        made = sys.modules["torch"].empty(size, dtype=tensor.dtype, device=tensor.device)
+    elif kind == "mindspore":
+        made = _empty_mindspore(size, tensor.dtype)
+    elif kind == "cupy":
+        made = sys.modules["cupy"].empty(size, tensor.dtype)
+    else:
+        made = np.empty(size, tensor.dtype)
+    return Output(made, kind)
+
+
+_mindspore_lock = threading.Lock()
+_mindspore_started = False
+
+
+def _empty_mindspore(size: Sequence[int], dtype: Any) -> Any:
+    """A new tensor; MindSpore aborts if two threads run its very first operator at once."""
+    global _mindspore_started
+    empty = sys.modules["mindspore"].mint.empty
+    if not _mindspore_started:
+        with _mindspore_lock:
+            empty((1,), dtype=dtype).data_ptr()
+            _mindspore_started = True
+    return empty(size, dtype=dtype)
+
+
+def is_tensor(thing: Any) -> bool:
+    """Tell whether `view` can show it: a tensor of any kind, or a buffer."""
+    try:
+        _kind(thing)
+    except ArgumentTypeError:
+        return False
+    return True
 
 
 # ---- one viewer for each kind of tensor -----------------------------------------------------
@@ -168,6 +227,19 @@ def _view_mindspore(tensor: Any) -> Buffer:
     return buffer
 
 
+def _view_cupy(array: Any) -> Buffer:
+    """Through host memory: engines of one host do not reach the GPU's."""
+    host = array.get(order="C")
+    buffer = _view_numpy(host)
+    buffer.owner = (array, host)
+
+    def copy_back() -> None:
+        array[...] = sys.modules["cupy"].asarray(host)
+
+    buffer.copy_back = copy_back
+    return buffer
+
+
 def _view_by_array(tensor: Any) -> Buffer:
     return _view_numpy(np.asarray(tensor))  # JAX on the CPU: the same memory, read-only
 
@@ -191,6 +263,7 @@ _BY_KIND: dict[str, Callable[[Any], Buffer]] = {
     "torch": _view_torch,
     "mindspore": _view_mindspore,
     "jax": _view_by_array,
+    "cupy": _view_cupy,
     "dlpack": _view_dlpack,
     "memory": _view_memory,
 }
@@ -207,6 +280,9 @@ def _kind(tensor: Any) -> str:
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(tensor, jax.Array):
         return "jax"
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(tensor, cupy.ndarray):
+        return "cupy"
     if hasattr(tensor, "__dlpack__"):
         return "dlpack"
     try:

@@ -6,16 +6,17 @@ ended. Bad input is an error here, before anything moves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from unisono.core import buffers
+from unisono.core import buffers, rendezvous
 from unisono.core.buffers import Buffer
 from unisono.core.engine import DONE, Counts, ReduceOp, Work
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError, NotReady, UnisonoError, Unsupported
 
-__all__ = ["start"]
+__all__ = ["deadline", "start"]
 
 
 def start(verb: str, group: Group, blocking: bool, *arguments: Any) -> Work:
@@ -40,6 +41,20 @@ def start(verb: str, group: Group, blocking: bool, *arguments: Any) -> Work:
     if not blocking:
         work.where = _where(verb, group)
     return work
+
+
+@contextmanager
+def deadline(group: Group, seconds: float | None) -> Iterator[None]:
+    """Let the calls that start in this block wait `seconds` for others; None changes nothing."""
+    engine = group.engine
+    if engine is None or seconds is None:
+        yield
+        return
+    before, engine.timeout = engine.timeout, rendezvous.timeout(seconds)
+    try:
+        yield
+    finally:
+        engine.timeout = before
 
 
 def _where(verb: str, group: Group) -> str:

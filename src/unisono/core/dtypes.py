@@ -44,6 +44,7 @@ class ReduceOp:
     BOR: ReduceOp
     BXOR: ReduceOp
     AVG: ReduceOp
+    PREMUL_SUM: ReduceOp
     ALL: tuple[ReduceOp, ...]
 
     def __init__(self, name: str, code: int, factor: float = 1.0) -> None:
@@ -75,6 +76,8 @@ class ReduceOp:
 
 for _code, _name in enumerate(["sum", "product", "min", "max", "band", "bor", "bxor", "avg"]):
     setattr(ReduceOp, _name.upper(), ReduceOp(_name, _code))
+#: torch has the bare name too; without a factor it multiplies by one.
+ReduceOp.PREMUL_SUM = ReduceOp.premul_sum(1.0)
 ReduceOp.ALL = (
     ReduceOp.SUM,
     ReduceOp.PRODUCT,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Generator, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from unisono.core.dtypes import ReduceOp
 from unisono.errors import CommTimeout, UnisonoError
@@ -33,6 +34,7 @@ class Work(ABC):
     def __init__(self) -> None:
         self.where = ""
         self.source: int | None = None  # which rank a message came from, once it has come
+        self.value: Any = None  # what `result` gives; the face that started the call sets it
         self._lock = threading.Lock()
         self._settled = False
         self._error: UnisonoError | None = None
@@ -55,11 +57,13 @@ class Work(ABC):
         if self._error is None:
             callback()
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Return when the result is in its place; raise what went wrong.
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Return True when the result is in its place; raise what went wrong.
 
-        A `timeout` in seconds that passes raises `CommTimeout` and leaves the call under way.
+        A `timeout` (in seconds) that passes raises `CommTimeout` and leaves the call under way.
         """
+        if isinstance(timeout, timedelta):
+            timeout = timeout.total_seconds()
         if not self._settled:
             try:
                 self._block(timeout)
@@ -75,6 +79,18 @@ class Work(ABC):
                 self._settle(None)
         if self._error is not None:
             raise self._error
+        return True
+
+    def result(self) -> Any:
+        """Wait, and return what the call was for: the tensors that hold its result."""
+        self.wait()
+        return self.value
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """`await work` waits without blocking the event loop, and gives the result."""
+        import asyncio  # few need it, and it is slow to load
+
+        return asyncio.get_running_loop().run_in_executor(None, self.result).__await__()
 
     def is_completed(self) -> bool:
         """Tell whether the call has ended, without waiting."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from unisono.core import registry, rendezvous
 from unisono.core.engine import Engine
+from unisono.core.rendezvous import Launch
 from unisono.errors import ArgumentError, NotReady
 
 __all__ = [
@@ -122,8 +123,14 @@ _thread = threading.local()
 _forked = False
 
 
-def init(engine: str | None = None, timeout: float | None = None, *, claimed: bool = True) -> Group:
-    """Join the world that the launcher described, and return it.
+def init(
+    engine: str | None = None,
+    timeout: float | None = None,
+    *,
+    claimed: bool = True,
+    launch: Launch | None = None,
+) -> Group:
+    """Join the world that the launcher described, or that `launch` does, and return it.
 
     In a rank that `unisono.spawn` or a test started the world is there already: the first call
     returns it (whoever starts the rank leaves the world not `claimed`).
@@ -134,7 +141,7 @@ def init(engine: str | None = None, timeout: float | None = None, *, claimed: bo
             raise NotReady("the world is initialised already; close it first")
         state.claimed = True
         return state.world
-    launch = rendezvous.find()
+    launch = launch or rendezvous.find()
     chosen = registry.choose(engine, launch)
     return install(chosen.open(launch, rendezvous.timeout(timeout)), claimed=claimed)
 

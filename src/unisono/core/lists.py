@@ -10,7 +10,7 @@ import numpy as np
 from unisono.core.buffers import Buffer, check_writable, view
 from unisono.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["join", "land"]
+__all__ = ["join", "join_in", "land", "land_in"]
 
 
 def join(tensors: Sequence[Any]) -> tuple[Buffer, list[int]]:
@@ -19,14 +19,22 @@ def join(tensors: Sequence[Any]) -> tuple[Buffer, list[int]]:
     >>> join([np.zeros(2), np.ones((3, 1))])
     (Buffer(float64 x 5), [2, 3])
     """
-    parts = _views(tensors)
+    return join_in(_views(tensors))
+
+
+def join_in(parts: Sequence[Buffer]) -> tuple[Buffer, list[int]]:
+    """The same for buffers that are there already."""
     joined = np.concatenate([part.array for part in parts])
     return view(joined), [part.count for part in parts]
 
 
 def land(tensors: Sequence[Any]) -> tuple[Buffer, list[int]]:
     """One buffer for a result that goes into several tensors, when the call has ended."""
-    parts = _views(tensors)
+    return land_in(_views(tensors))
+
+
+def land_in(parts: Sequence[Buffer]) -> tuple[Buffer, list[int]]:
+    """The same for buffers that are there already."""
     for part in parts:
         check_writable(part)
     counts = [part.count for part in parts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import ipaddress
 import numbers
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from unisono.errors import ArgumentError, LaunchError
 
-__all__ = ["DEFAULT_TIMEOUT", "Launch", "find", "timeout"]
+__all__ = ["DEFAULT_TIMEOUT", "Launch", "find", "from_file", "timeout"]
 
 #: Seconds that a call may wait for others, unless the caller or UNISONO_TIMEOUT says otherwise.
 DEFAULT_TIMEOUT = 1800.0
@@ -65,6 +66,34 @@ def find(environ: Mapping[str, str] = os.environ) -> Launch:
             "srun, or set UNISONO_RANK, UNISONO_SIZE and UNISONO_JOB"
         )
     return Launch(0, 1, 0, 1, secrets.token_hex(16), "alone", secrets.token_bytes(32))
+
+
+def from_file(path: str | Path, rank: int, size: int) -> Launch:
+    """Meet through a file that all ranks of this host can open: it tells them a secret name.
+
+    Whoever comes first writes it, into a new file or an empty one. Remove the file when all have
+    joined, for a later job must not find this one's name.
+    """
+    place = Path(path)
+    try:
+        descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise LaunchError(f"cannot open {str(place)!r}: {error.strerror}") from error
+    with open(descriptor, "r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        text = file.read(200)
+        if not text:
+            os.fchmod(descriptor, 0o600)  # an empty file of the user's may be open to others
+            text = f"unisono {secrets.token_hex(16)} {secrets.token_hex(32)}"
+            file.write(text)
+    match = re.fullmatch(r"unisono ([0-9a-f]{32}) ([0-9a-f]{64})", text)
+    if match is None:
+        raise LaunchError(
+            f"{str(place)!r} is not empty, and another program wrote it; name a file that does not "
+            "exist yet"
+        )
+    job = _join("file", [match[1]])
+    return Launch(rank, size, rank, size, job, "file", bytes.fromhex(match[2]))
 
 
 def timeout(seconds: float | None = None, environ: Mapping[str, str] = os.environ) -> float:

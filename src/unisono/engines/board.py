@@ -59,6 +59,7 @@ class Ticket(Work):
     def __init__(self, hub: Hub, rank: int, turn: int, call: Call, deadline: float) -> None:
         super().__init__()
         self.hub, self.rank, self.turn, self.call, self.deadline = hub, rank, turn, call, deadline
+        self.patience = hub.timeout  # seconds until the deadline, as they were at the start
         self.src: Buffer | None = None
         self.dst: Buffer | None = None
         self.ended = threading.Event()
@@ -161,7 +162,7 @@ class Hub:
                 self.waiting = [entry for entry in self.waiting if entry[0] is not ticket]
                 peer = ticket.call.root
                 sender = "any rank" if peer is None else f"rank {peer}"
-                text = f"no message from {sender} for {ticket.call} after {self.timeout:g} s"
+                text = f"no message from {sender} for {ticket.call} after {ticket.patience:g} s"
                 ticket.end(CommTimeout(text, () if peer is None else (peer,)))
                 return
             # The others on the board wait for the same ranks: without us their call cannot end.
@@ -170,7 +171,8 @@ class Hub:
             names = ", ".join(f"rank {rank}" for rank in missing)
             deeds = "; ".join(f"rank {r}: {self.last.get(r, 'no call yet')}" for r in missing)
             for other in board.values():
-                text = f"{other.call} waited {self.timeout:g} s for {names}; last calls: {deeds}"
+                waited = f"{other.call} waited {ticket.patience:g} s"
+                text = f"{waited} for {names}; last calls: {deeds}"
                 other.end(CommTimeout(text, missing))
             for rank, other in board.items():
                 self.leave(rank, f"gave up {other.call} at its deadline")

@@ -42,7 +42,9 @@ class ThreadsEngine(Engine):
     def _ticket(self, call: Call) -> Ticket:
         if self._closed:
             raise NotReady("the engine is closed")
-        return Ticket(self.hub, self.rank, self._turn, call, time.monotonic() + self.timeout)
+        ticket = Ticket(self.hub, self.rank, self._turn, call, time.monotonic() + self.timeout)
+        ticket.patience = self.timeout
+        return ticket
 
     def _collective(
         self, call: Call, src: Buffer | None, dst: Buffer | None, blocking: bool
