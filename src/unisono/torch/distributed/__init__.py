@@ -1,0 +1,172 @@
+"""The PyTorch face: `torch.distributed` in the same words, for any tensor, on any engine.
+
+Results are written into tensors that you hand over. A call returns None, or a handle where
+`async_op` is true. What torch has and this module lacks is an AttributeError that says what to use.
+"""
+
+from __future__ import annotations
+
+from typing import Any as _Any
+
+from unisono.core.engine import ReduceOp, Work
+from unisono.core.groups import Group as ProcessGroup
+from unisono.torch.distributed.collectives import (
+    all_gather,
+    all_gather_coalesced,
+    all_gather_into_tensor,
+    all_gather_single,
+    all_reduce,
+    all_reduce_coalesced,
+    all_to_all,
+    all_to_all_single,
+    barrier,
+    broadcast,
+    gather,
+    monitored_barrier,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_single,
+    reduce_scatter_tensor,
+    scatter,
+)
+from unisono.torch.distributed.groups import (
+    GroupMember,
+    get_backend,
+    get_global_rank,
+    get_group_rank,
+    get_node_local_rank,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    group,
+    new_group,
+    new_subgroups,
+    new_subgroups_by_enumeration,
+    split_group,
+)
+from unisono.torch.distributed.objects import (
+    all_gather_object,
+    broadcast_object_list,
+    gather_object,
+    recv_object_list,
+    scatter_object_list,
+    send_object_list,
+)
+from unisono.torch.distributed.point_to_point import (
+    P2POp,
+    batch_isend_irecv,
+    irecv,
+    isend,
+    recv,
+    send,
+)
+from unisono.torch.distributed.startup import (
+    destroy_process_group,
+    init_process_group,
+    is_available,
+    is_backend_available,
+    is_gloo_available,
+    is_initialized,
+    is_mpi_available,
+    is_nccl_available,
+    is_torchelastic_launched,
+    is_ucc_available,
+    is_xccl_available,
+)
+
+__all__ = [
+    "GroupMember",
+    "P2POp",
+    "ProcessGroup",
+    "ReduceOp",
+    "Work",
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_gather_single",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "broadcast_object_list",
+    "destroy_process_group",
+    "gather",
+    "gather_object",
+    "get_backend",
+    "get_global_rank",
+    "get_group_rank",
+    "get_node_local_rank",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "group",
+    "init_process_group",
+    "irecv",
+    "is_available",
+    "is_backend_available",
+    "is_gloo_available",
+    "is_initialized",
+    "is_mpi_available",
+    "is_nccl_available",
+    "is_torchelastic_launched",
+    "is_ucc_available",
+    "is_xccl_available",
+    "isend",
+    "monitored_barrier",
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "recv",
+    "recv_object_list",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+    "send",
+    "send_object_list",
+    "split_group",
+]
+
+#: What torch.distributed has and this module has not, with what comes nearest.
+_NEAREST = {
+    "Backend": "the plain name of an engine, such as 'shm'",
+    "BackendConfig": "get_backend()",
+    "DeviceMesh": "new_group() or new_subgroups()",
+    "DistBackendError": "unisono.UnisonoError",
+    "DistError": "unisono.UnisonoError",
+    "DistNetworkError": "unisono.PeerLost",
+    "DistStoreError": "unisono.LaunchError",
+    "FileStore": "init_process_group(init_method='file://PATH')",
+    "HashStore": "unisono.spawn()",
+    "PrefixStore": "broadcast_object_list()",
+    "ProcessGroupGloo": "new_group()",
+    "Store": "broadcast_object_list()",
+    "TCPStore": "init_process_group(init_method='tcp://HOST:PORT')",
+    "default_pg_timeout": "the environment variable UNISONO_TIMEOUT",
+    "get_backend_config": "get_backend()",
+    "get_default_backend_for_device": "get_backend()",
+    "get_pg_count": "new_group()",
+    "init_device_mesh": "new_group() or new_subgroups()",
+    "reduce_op": "ReduceOp",
+    "rpc": "send_object_list()",
+    "shrink_group": "new_group()",
+    "supports_complex": "all_reduce() itself, which says so",
+}
+
+
+def _make_nccl_premul_sum(factor: float) -> ReduceOp:
+    """Make torch's operator that multiplies by `factor` before it sums."""
+    return ReduceOp.premul_sum(factor)
+
+
+def __getattr__(name: str) -> _Any:
+    nearest = _NEAREST.get(name)
+    if nearest is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"torch.distributed.{name} is not in unisono; nearest: {nearest}")

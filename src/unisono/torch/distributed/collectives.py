@@ -1,0 +1,388 @@
+"""The collectives of tensors: results are written into tensors that the caller hands over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from unisono.core import dispatch, lists
+from unisono.core.buffers import Buffer
+from unisono.core.engine import ReduceOp, Work
+from unisono.core.groups import Group
+from unisono.errors import ArgumentError, ArgumentTypeError, CommTimeout
+from unisono.torch.distributed import arguments
+
+__all__ = [
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "gather",
+    "monitored_barrier",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "scatter",
+]
+
+
+def all_reduce(
+    tensor: Any, op: Any = ReduceOp.SUM, group: Group | None = None, async_op: bool = False
+) -> Work | None:
+    """Combine `tensor` over the group, in place, so that every rank holds the result."""
+    data = arguments.view(tensor, "tensor")
+    members = arguments.members(group, "all_reduce")
+    if members is None:
+        return None
+    operator = arguments.operator(op, data)
+    work = dispatch.start("all_reduce", members, not async_op, data, data, operator)
+    return arguments.handle(work, async_op, [tensor])
+
+
+def all_reduce_coalesced(
+    tensors: Any, op: Any = ReduceOp.SUM, group: Group | None = None, async_op: bool = False
+) -> Work | None:
+    """Combine each tensor of a list over the group, in place, in one call."""
+    every = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+    parts = arguments.views(every, "tensors")
+    arguments.one_dtype(parts)
+    members = arguments.members(group, "all_reduce_coalesced")
+    if members is None:
+        return None
+    operator = arguments.operator(op, parts[0])
+    source, _ = lists.join_in(parts)
+    landing, _ = lists.land_in(parts)
+    work = dispatch.start("all_reduce", members, not async_op, source, landing, operator)
+    return arguments.handle(work, async_op, list(every))
+
+
+def broadcast(
+    tensor: Any,
+    src: int | None = None,
+    group: Group | None = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Copy the tensor of rank `src` into `tensor` of every rank."""
+    data = arguments.view(tensor, "tensor")
+    members = arguments.members(group, "broadcast")
+    if members is None:
+        return None
+    root = arguments.root(members, src, group_src, "src")
+    source = data if members.rank == root else None
+    work = dispatch.start("broadcast", members, not async_op, source, data, root)
+    return arguments.handle(work, async_op, [tensor])
+
+
+def reduce(
+    tensor: Any,
+    dst: int | None = None,
+    op: Any = ReduceOp.SUM,
+    group: Group | None = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Combine `tensor` over the group into the tensor of rank `dst`; others keep theirs."""
+    data = arguments.view(tensor, "tensor")
+    members = arguments.members(group, "reduce")
+    if members is None:
+        return None
+    root = arguments.root(members, dst, group_dst, "dst")
+    target = data if members.rank == root else None
+    operator = arguments.operator(op, data)
+    work = dispatch.start("reduce", members, not async_op, data, target, operator, root)
+    return arguments.handle(work, async_op, [tensor])
+
+
+def all_gather(
+    tensor_list: list[Any], tensor: Any, group: Group | None = None, async_op: bool = False
+) -> Work | None:
+    """Collect every rank's tensor in `tensor_list`, on every rank; sizes may differ."""
+    parts = arguments.views(tensor_list, "tensor_list")
+    source = arguments.view(tensor, "tensor")
+    arguments.one_dtype([*parts, source])
+    members = arguments.members(group, "all_gather")
+    if members is None:
+        return None
+    _check_entries(members, tensor_list, tensor, "tensor_list")
+    landing, counts = lists.land_in(parts)
+    work = dispatch.start("all_gather", members, not async_op, source, landing, counts)
+    return arguments.handle(work, async_op, list(tensor_list))
+
+
+def all_gather_single(
+    output_tensor: Any, input_tensor: Any, group: Group | None = None, async_op: bool = False
+) -> Work | None:
+    """Collect every rank's tensor in one: one behind the other, or stacked, as it is shaped."""
+    source = arguments.view(input_tensor, "input_tensor")
+    target = arguments.view(output_tensor, "output_tensor")
+    members = arguments.members(group, "all_gather_single")
+    if members is None:
+        return None
+    work = dispatch.start("all_gather", members, not async_op, source, target, None)
+    return arguments.handle(work, async_op, [output_tensor])
+
+
+def all_gather_into_tensor(
+    output_tensor: Any, input_tensor: Any, group: Group | None = None, async_op: bool = False
+) -> Work | None:
+    """Do what `all_gather_single` does, which is its name since torch 2.13."""
+    return all_gather_single(output_tensor, input_tensor, group, async_op)
+
+
+def all_gather_coalesced(
+    output_tensor_lists: list[list[Any]],
+    input_tensor_list: list[Any],
+    group: Group | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Collect every rank's list of tensors; the list of rank i goes into list i of the output."""
+    members = arguments.members(group, "all_gather_coalesced")
+    if members is None:
+        return None
+    inputs = arguments.views(input_tensor_list, "input_tensor_list")
+    if not isinstance(output_tensor_lists, list):
+        raise ArgumentTypeError("parameter output_tensor_lists: expected a list of lists")
+    rows = [arguments.views(row, "output_tensor_lists") for row in output_tensor_lists]
+    flat = [part for row in rows for part in row]
+    arguments.one_dtype([*inputs, *flat])
+    source, _ = lists.join_in(inputs)
+    landing, _ = lists.land_in(flat)
+    counts = [sum(part.count for part in row) for row in rows]
+    work = dispatch.start("all_gather", members, not async_op, source, landing, counts)
+    outputs = [tensor for row in output_tensor_lists for tensor in row]
+    return arguments.handle(work, async_op, outputs)
+
+
+def gather(
+    tensor: Any,
+    gather_list: list[Any] | None = None,
+    dst: int | None = None,
+    group: Group | None = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Collect every rank's tensor in `gather_list` of rank `dst`; sizes may differ."""
+    source = arguments.view(tensor, "tensor")
+    parts = arguments.views(gather_list, "gather_list") if gather_list else []
+    arguments.one_dtype([source, *parts])
+    members = arguments.members(group, "gather")
+    if members is None:
+        return None
+    root = _root_or_first(members, dst, group_dst, "dst")
+    _check_given_on_root(members, root, gather_list, "gather_list")
+    landing, counts = None, None
+    if gather_list:
+        _check_entries(members, gather_list, tensor, "gather_list")
+        landing, counts = lists.land_in(parts)
+    work = dispatch.start("gather", members, not async_op, source, landing, root, counts)
+    return arguments.handle(work, async_op, list(gather_list or ()))
+
+
+def scatter(
+    tensor: Any,
+    scatter_list: list[Any] | None = None,
+    src: int | None = None,
+    group: Group | None = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Deal the tensors of `scatter_list` of rank `src` out, one to each rank; sizes may differ."""
+    target = arguments.view(tensor, "tensor")
+    parts = arguments.views(scatter_list, "scatter_list") if scatter_list else []
+    arguments.one_dtype([target, *parts])
+    members = arguments.members(group, "scatter")
+    if members is None:
+        return None
+    root = _root_or_first(members, src, group_src, "src")
+    _check_given_on_root(members, root, scatter_list, "scatter_list")
+    source, counts = None, None
+    if scatter_list:
+        _check_entries(members, scatter_list, tensor, "scatter_list")
+        source, counts = lists.join_in(parts)
+    work = dispatch.start("scatter", members, not async_op, source, target, root, counts)
+    return arguments.handle(work, async_op, [tensor])
+
+
+def reduce_scatter(
+    output: Any,
+    input_list: list[Any],
+    op: Any = ReduceOp.SUM,
+    group: Group | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Combine every rank's list and leave entry `rank` of the result in `output`."""
+    target = arguments.view(output, "output")
+    parts = arguments.views(input_list, "input_list")
+    arguments.one_dtype([target, *parts])
+    members = arguments.members(group, "reduce_scatter")
+    if members is None:
+        return None
+    _check_entries(members, input_list, output, "input_list")
+    operator = arguments.operator(op, target)
+    source, counts = lists.join_in(parts)
+    work = dispatch.start("reduce_scatter", members, not async_op, source, target, operator, counts)
+    return arguments.handle(work, async_op, [output])
+
+
+def reduce_scatter_single(
+    output: Any,
+    input: Any,
+    op: Any = ReduceOp.SUM,
+    group: Group | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Combine every rank's `input` and leave part `rank` of it, of equal parts, in `output`."""
+    target = arguments.view(output, "output")
+    source = arguments.view(input, "input")
+    members = arguments.members(group, "reduce_scatter_single")
+    if members is None:
+        return None
+    operator = arguments.operator(op, source)
+    work = dispatch.start("reduce_scatter", members, not async_op, source, target, operator, None)
+    return arguments.handle(work, async_op, [output])
+
+
+def reduce_scatter_tensor(
+    output: Any,
+    input: Any,
+    op: Any = ReduceOp.SUM,
+    group: Group | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Do what `reduce_scatter_single` does, which is its name since torch 2.13."""
+    return reduce_scatter_single(output, input, op, group, async_op)
+
+
+def all_to_all(
+    output_tensor_list: list[Any],
+    input_tensor_list: list[Any],
+    group: Group | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Send entry j of the input list to rank j, and receive entry i of the output list from i."""
+    members = arguments.members(group, "all_to_all")
+    if members is None:
+        return None
+    outputs = arguments.views(output_tensor_list, "output_tensor_list")
+    inputs = arguments.views(input_tensor_list, "input_tensor_list")
+    arguments.one_dtype([*outputs, *inputs])
+    source, sends = lists.join_in(inputs)
+    landing, receives = lists.land_in(outputs)
+    work = dispatch.start("all_to_all", members, not async_op, source, landing, sends, receives)
+    return arguments.handle(work, async_op, list(output_tensor_list))
+
+
+def all_to_all_single(
+    output: Any,
+    input: Any,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Send rows of `input` to each rank and receive rows of `output`; equal shares by default."""
+    members = arguments.members(group, "all_to_all_single")
+    if members is None:
+        return None
+    target, source = arguments.view(output, "output"), arguments.view(input, "input")
+    arguments.one_dtype([target, source])
+    sends = _counts(members, input, source, input_split_sizes, "input")
+    receives = _counts(members, output, target, output_split_sizes, "output")
+    work = dispatch.start("all_to_all", members, not async_op, source, target, sends, receives)
+    return arguments.handle(work, async_op, [output])
+
+
+def barrier(
+    group: Group | None = None,
+    async_op: bool = False,
+    device_ids: list[int] | None = None,
+    timeout: timedelta | None = None,
+) -> Work | None:
+    """Wait until every rank of the group has come here; `device_ids` has no meaning here."""
+    members = arguments.members(group, "barrier")
+    if members is None:
+        return None
+    with dispatch.deadline(members, arguments.seconds(timeout)):
+        work = dispatch.start("barrier", members, not async_op)
+    return arguments.handle(work, async_op, [])
+
+
+def monitored_barrier(
+    group: Group | None = None,
+    timeout: timedelta | float | None = None,
+    wait_all_ranks: bool = False,
+) -> None:
+    """Wait for every rank of the group, and name those that did not come in time.
+
+    All missing ranks are named, whether or not `wait_all_ranks` asks for more than the first.
+    """
+    members = arguments.members(group, "monitored_barrier")
+    if members is None:
+        return
+    wait = timedelta(seconds=timeout) if isinstance(timeout, float) else timeout
+    patience = arguments.seconds(wait)
+    try:
+        with dispatch.deadline(members, patience):
+            dispatch.start("barrier", members, True)
+    except CommTimeout as error:
+        late = [members.ranks[rank] for rank in error.ranks]
+        after = "in time" if patience is None else f"within {patience:g} s"
+        raise CommTimeout(
+            f"monitored_barrier: ranks {late} did not come {after}: {error}", late
+        ) from None
+
+
+def _root_or_first(group: Group, world_rank: int | None, group_rank: int | None, name: str) -> int:
+    """The root where torch has a default: rank 0 of the world, which must be in the group."""
+    if world_rank is None and group_rank is None:
+        world_rank = 0
+    return arguments.root(group, world_rank, group_rank, name)
+
+
+def _check_given_on_root(group: Group, root: int, tensors: Any, name: str) -> None:
+    if group.rank == root and not tensors:
+        raise ArgumentError(f"parameter {name} must be given on the root, rank {root} of the group")
+    if group.rank != root and tensors:
+        raise ArgumentError(f"parameter {name} must not be given on other ranks than the root")
+
+
+def _check_entries(group: Group, tensors: list[Any], tensor: Any, name: str) -> None:
+    """One entry for each rank, and that of this rank shaped like its tensor."""
+    if len(tensors) != group.size:
+        raise ArgumentError(
+            f"parameter {name} has {len(tensors)} entries for a group of {group.size} ranks"
+        )
+    arguments.same_shape(tensors[group.rank], tensor, name)
+
+
+def _counts(
+    group: Group, tensor: Any, data: Buffer, splits: Sequence[int] | None, name: str
+) -> list[int]:
+    """How many elements go to each rank, from how many rows do."""
+    shape = arguments.shape_of(tensor)
+    if not shape:
+        raise ArgumentError(f"parameter {name} has no dimension that could be split")
+    rows = shape[0]
+    if not splits:
+        if rows % group.size:
+            raise ArgumentError(
+                f"{rows} rows of {name} cannot be shared equally by {group.size} ranks; "
+                f"give {name}_split_sizes"
+            )
+        splits = [rows // group.size] * group.size
+    if len(splits) != group.size or sum(splits) != rows or min(splits) < 0:
+        raise ArgumentError(
+            f"{name}_split_sizes {list(splits)} must share {rows} rows of {name} between "
+            f"{group.size} ranks"
+        )
+    width = data.count // rows if rows else 0
+    return [length * width for length in splits]

@@ -1,0 +1,182 @@
+"""Groups of ranks, and who is who in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from unisono.core import groups
+from unisono.core.groups import Group
+from unisono.errors import ArgumentError, LaunchError, NotReady
+from unisono.torch.distributed import arguments
+from unisono.torch.distributed.startup import check_backend
+
+__all__ = [
+    "GroupMember",
+    "get_backend",
+    "get_global_rank",
+    "get_group_rank",
+    "get_node_local_rank",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "group",
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "split_group",
+]
+
+
+class _World(type):
+    """Gives a class the world as an attribute that is looked up when it is read."""
+
+    @property
+    def WORLD(cls) -> Group | None:  # noqa: N802 - upstream's spelling
+        """The group of all ranks, or None before init_process_group."""
+        return groups.world() if groups.is_initialized() else None
+
+
+class group(metaclass=_World):  # noqa: N801 - upstream's spelling
+    """Holds the world: `group.WORLD`."""
+
+
+class GroupMember(metaclass=_World):
+    """Holds the world, and what a rank gets for a group that it is not in."""
+
+    NON_GROUP_MEMBER = arguments.NON_GROUP_MEMBER
+
+
+def get_rank(group: Group | None = None) -> int:
+    """This rank's place in the group; -1 if it is not a member."""
+    return arguments.group_of(group).rank if arguments.is_member(group) else -1
+
+
+def get_world_size(group: Group | None = None) -> int:
+    """How many ranks the group has; -1 if this rank is not a member."""
+    return arguments.group_of(group).size if arguments.is_member(group) else -1
+
+
+def get_backend(group: Group | None = None) -> str:
+    """The name of the engine that runs here, whatever backend was asked for."""
+    engine = arguments.group_of(group).engine
+    if engine is None:
+        raise NotReady("this rank is not in the group, or the group is closed")
+    return engine.name
+
+
+def get_group_rank(group: Group, global_rank: int) -> int:
+    """The rank in the group of a rank of the world."""
+    members = arguments.group_of(group)
+    if global_rank not in members.ranks:
+        raise ArgumentError(f"global rank {global_rank} is not part of {members}")
+    return members.ranks.index(global_rank)
+
+
+def get_global_rank(group: Group, group_rank: int) -> int:
+    """The rank in the world of a rank of the group."""
+    members = arguments.group_of(group)
+    if group_rank not in range(members.size):
+        raise ArgumentError(f"group rank {group_rank} is not part of {members}")
+    return members.ranks[group_rank]
+
+
+def get_process_group_ranks(group: Group | None) -> list[int]:
+    """The ranks of the world that are in the group, in the order of their group ranks."""
+    return list(arguments.group_of(group).ranks)
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """This rank's place on its host, as the launcher told it."""
+    if "LOCAL_RANK" in os.environ:
+        return int(os.environ["LOCAL_RANK"])
+    if fallback_rank is None:
+        raise LaunchError(
+            "LOCAL_RANK is not set; start ranks with `unisono run`, or pass fallback_rank"
+        )
+    return int(fallback_rank)
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    timeout: timedelta | None = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    device_id: Any = None,
+    sort_ranks: bool = True,
+) -> Any:
+    """Make a group of these ranks of the world, in rising order unless `sort_ranks` is false.
+
+    Other ranks get GroupMember.NON_GROUP_MEMBER (None with `use_local_synchronization`). The group
+    is on the engine of the world, whatever `backend` says.
+    """
+    check_backend(backend)
+    patience = arguments.seconds(timeout)
+    world = groups.world()
+    chosen = list(range(world.size) if ranks is None else ranks)
+    made = world.split(sorted(chosen) if sort_ranks else chosen)
+    if made.engine is None:
+        return None if use_local_synchronization else GroupMember.NON_GROUP_MEMBER
+    if patience is not None:
+        made.engine.timeout = patience
+    return made
+
+
+def new_subgroups(
+    group_size: int | None = None,
+    group: Group | None = None,
+    timeout: timedelta | None = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+) -> tuple[Any, list[Any]]:
+    """Cut the group into groups of `group_size` neighbours; returns this rank's, and all."""
+    if group_size is None:
+        raise ArgumentError("give group_size: it has a default only for GPUs, which are not here")
+    ranks = get_process_group_ranks(group)
+    if not 0 < group_size <= len(ranks) or len(ranks) % group_size:
+        raise ArgumentError(f"{len(ranks)} ranks cannot be cut into groups of {group_size}")
+    cuts = [ranks[start : start + group_size] for start in range(0, len(ranks), group_size)]
+    return new_subgroups_by_enumeration(cuts, timeout, backend, pg_options, group_desc)
+
+
+def new_subgroups_by_enumeration(
+    ranks_per_subgroup_list: Sequence[Sequence[int]],
+    timeout: timedelta | None = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+) -> tuple[Any, list[Any]]:
+    """Make a group of each list of ranks; returns this rank's group, or None, and all of them."""
+    if not ranks_per_subgroup_list:
+        raise ArgumentError("ranks_per_subgroup_list is empty")
+    every = [rank for ranks in ranks_per_subgroup_list for rank in ranks]
+    if len(set(every)) != len(every):
+        raise ArgumentError(f"a rank is in two of the groups {list(ranks_per_subgroup_list)}")
+    made = [new_group(ranks, timeout, backend) for ranks in ranks_per_subgroup_list]
+    return next((one for one in made if isinstance(one, Group)), None), made
+
+
+def split_group(
+    parent_pg: Group | None = None,
+    split_ranks: list[list[int]] | None = None,
+    timeout: timedelta | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    backend: str | None = None,
+) -> Group | None:
+    """Split the parent by lists of its ranks; returns this rank's group, None if it is in none."""
+    if not split_ranks:
+        raise ArgumentError("split_ranks is missing or empty")
+    check_backend(backend)
+    patience = arguments.seconds(timeout)
+    parent = arguments.group_of(parent_pg)
+    made = [parent.split(sorted(ranks)) for ranks in split_ranks]
+    mine = next((one for one in made if one.engine is not None), None)
+    if mine is not None and mine.engine is not None and patience is not None:
+        mine.engine.timeout = patience
+    return mine

@@ -1,0 +1,159 @@
+"""The collectives of Python objects: pickled, sent as bytes, and put into lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from unisono.core import buffers, dispatch, objects
+from unisono.core.groups import Group
+from unisono.errors import ArgumentError, MismatchError
+from unisono.torch.distributed import arguments
+
+__all__ = [
+    "all_gather_object",
+    "broadcast_object_list",
+    "gather_object",
+    "recv_object_list",
+    "scatter_object_list",
+    "send_object_list",
+]
+
+
+class _ListTooShort(ArgumentError, IndexError):
+    """The list has no place for each rank's object; torch runs into an IndexError there."""
+
+
+def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = None) -> None:
+    """Collect every rank's object in `object_list`, on every rank."""
+    members = arguments.members(group, "all_gather_object")
+    if members is None:
+        return
+    _check_room(members, object_list, "object_list")
+    object_list[: members.size] = objects.all_gather(members, obj)
+
+
+def gather_object(
+    obj: Any,
+    object_gather_list: list[Any] | None = None,
+    dst: int | None = None,
+    group: Group | None = None,
+    group_dst: int | None = None,
+) -> None:
+    """Collect every rank's object in `object_gather_list` of rank `dst`."""
+    members = arguments.members(group, "gather_object")
+    if members is None:
+        return
+    root = _root(members, dst, group_dst, "dst")
+    if members.rank == root:
+        if not object_gather_list:
+            raise ArgumentError("object_gather_list must be given on the destination rank")
+        _check_room(members, object_gather_list, "object_gather_list")
+        object_gather_list[: members.size] = objects.gather(members, obj, root) or []
+        return
+    if object_gather_list:
+        raise ArgumentError("object_gather_list must not be given on other ranks than dst")
+    objects.gather(members, obj, root)
+
+
+def broadcast_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: Group | None = None,
+    device: Any = None,
+    group_src: int | None = None,
+) -> None:
+    """Copy the objects in the list of rank `src` into the lists of all, which are as long."""
+    members = arguments.members(group, "broadcast_object_list")
+    if members is None:
+        return
+    root = _root(members, src, group_src, "src")
+    # Lists of different lengths are a mismatch that the engine reports on every rank.
+    probe = buffers.view(np.zeros(len(object_list), np.uint8))
+    at_root = members.rank == root
+    dispatch.start("broadcast", members, True, probe if at_root else None, probe, root)
+    received = objects.broadcast(members, object_list, root)
+    if not at_root:
+        object_list[:] = received
+
+
+def scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int | None = None,
+    group: Group | None = None,
+    group_src: int | None = None,
+) -> None:
+    """Put object `rank` of the list of rank `src` into the first place of the output list."""
+    members = arguments.members(group, "scatter_object_list")
+    if members is None:
+        return
+    root = _root(members, src, group_src, "src")
+    if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
+        raise ArgumentError("scatter_object_output_list must be a list with room for one object")
+    given = scatter_object_input_list if members.rank == root else None
+    if members.rank == root and (given is None or len(given) != members.size):
+        raise ArgumentError(
+            f"scatter_object_input_list must have {members.size} objects on the source rank"
+        )
+    scatter_object_output_list[0] = objects.scatter(members, given, root)
+
+
+def send_object_list(
+    object_list: list[Any],
+    dst: int | None = None,
+    group: Group | None = None,
+    device: Any = None,
+    group_dst: int | None = None,
+    use_batch: bool = False,
+) -> None:
+    """Send the objects of a list to rank `dst`."""
+    members = arguments.members(group, "send_object_list")
+    if members is None:
+        return
+    peer = arguments.root(members, dst, group_dst, "dst")
+    if peer == members.rank:
+        raise ArgumentError(f"rank {peer} cannot send to itself")
+    objects.send(members, list(object_list), peer)
+
+
+def recv_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: Group | None = None,
+    device: Any = None,
+    group_src: int | None = None,
+    use_batch: bool = False,
+) -> int:
+    """Receive as many objects as the list is long from rank `src`; returns the sender."""
+    members = arguments.members(group, "recv_object_list")
+    if members is None:
+        return -1
+    peer = None
+    if src is not None or group_src is not None:
+        peer = arguments.root(members, src, group_src, "src")
+    if peer == members.rank:
+        raise ArgumentError(f"rank {peer} cannot receive from itself")
+    received, source = objects.recv(members, peer)
+    sender = members.ranks[source]
+    if len(received) != len(object_list):
+        raise MismatchError(
+            f"rank {sender} sent {len(received)} objects to a list of {len(object_list)}", [sender]
+        )
+    object_list[:] = received
+    return sender
+
+
+def _root(group: Group, world_rank: int | None, group_rank: int | None, name: str) -> int:
+    """The root; by default rank 0 of the world, which must be in the group."""
+    if world_rank is None and group_rank is None:
+        world_rank = 0
+    return arguments.root(group, world_rank, group_rank, name)
+
+
+def _check_room(group: Group, things: list[Any], name: str) -> None:
+    if len(things) < group.size:
+        raise _ListTooShort(
+            f"{name} has {len(things)} places for the objects of {group.size} ranks"
+        )

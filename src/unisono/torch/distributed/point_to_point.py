@@ -1,0 +1,133 @@
+"""Messages from one rank to another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from unisono.core import dispatch
+from unisono.core.engine import Work
+from unisono.core.groups import Group
+from unisono.errors import ArgumentError
+from unisono.torch.distributed import arguments
+
+__all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
+
+
+def send(
+    tensor: Any,
+    dst: int | None = None,
+    group: Group | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> None:
+    """Send `tensor` to rank `dst`; returns when it may be written again."""
+    data = arguments.view(tensor, "tensor")
+    members = arguments.members(group, "send")
+    if members is None:
+        return
+    peer = arguments.root(members, dst, group_dst, "dst")
+    if peer == members.rank:
+        raise ArgumentError(f"rank {peer} cannot send to itself")
+    dispatch.start("send", members, True, data, peer, tag)
+
+
+def recv(
+    tensor: Any,
+    src: int | None = None,
+    group: Group | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> int:
+    """Receive into `tensor` from rank `src`, or from any; returns the sender's world rank."""
+    data = arguments.view(tensor, "tensor")
+    members = arguments.members(group, "recv")
+    if members is None:
+        return -1
+    peer = _peer_or_any(members, src, group_src)
+    source = dispatch.start("recv", members, True, data, peer, tag).source
+    if source is None:  # an engine may leave it out where it was asked for one rank
+        source = peer
+    return members.ranks[source] if source is not None else -1
+
+
+def isend(
+    tensor: Any,
+    dst: int | None = None,
+    group: Group | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Start to send `tensor` to rank `dst`; leave it alone until the work has ended."""
+    data = arguments.view(tensor, "tensor")
+    members = arguments.members(group, "isend")
+    if members is None:
+        return None
+    peer = arguments.root(members, dst, group_dst, "dst")
+    work = dispatch.start("send", members, False, data, peer, tag)
+    return arguments.handle(work, True, [tensor])
+
+
+def irecv(
+    tensor: Any,
+    src: int | None = None,
+    group: Group | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> Work | None:
+    """Start to receive into `tensor` from rank `src`, or from any rank."""
+    data = arguments.view(tensor, "tensor")
+    members = arguments.members(group, "irecv")
+    if members is None:
+        return None
+    peer = _peer_or_any(members, src, group_src)
+    work = dispatch.start("recv", members, False, data, peer, tag)
+    return arguments.handle(work, True, [tensor])
+
+
+class P2POp:
+    """One message of a batch: `isend` or `irecv`, a tensor and a peer."""
+
+    def __init__(
+        self,
+        op: Callable[..., Work | None],
+        tensor: Any,
+        peer: int | None = None,
+        group: Group | None = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> None:
+        if op not in (isend, irecv):
+            raise ArgumentError(
+                f"op must be isend or irecv of unisono.torch.distributed, got {op!r}"
+            )
+        arguments.view(tensor, "tensor")
+        self.op = op
+        self.tensor = tensor
+        self.group = arguments.group_of(group)
+        self.group_peer = arguments.root(self.group, peer, group_peer, "peer")
+        self.peer = self.group.ranks[self.group_peer]
+        self.tag = tag
+
+    def __repr__(self) -> str:
+        return f"P2POp({self.op.__name__}, peer={self.peer}, group={self.group.name!r})"
+
+
+def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
+    """Start every message of the list, in its order, and return their works."""
+    if not isinstance(p2p_op_list, list) or not all(isinstance(op, P2POp) for op in p2p_op_list):
+        raise ArgumentError("p2p_op_list must be a list of P2POp")
+    if any(op.group is not p2p_op_list[0].group for op in p2p_op_list):
+        raise ArgumentError("all messages of a batch must be in one group")
+    works = []
+    for message in p2p_op_list:
+        key = "group_dst" if message.op is isend else "group_src"
+        peer = {key: message.group_peer}
+        works.append(message.op(message.tensor, group=message.group, tag=message.tag, **peer))
+    return [work for work in works if work is not None]
+
+
+def _peer_or_any(group: Group, src: int | None, group_src: int | None) -> int | None:
+    if src is None and group_src is None:
+        return None
+    return arguments.root(group, src, group_src, "src")
