@@ -1,166 +1,180 @@
-"""The MindSpore face: collectives that leave their input alone and return `(result, handle)`.
+"""The MindSpore face: collectives that leave their input alone and return what they made.
 
-The handle is None unless `async_op` is true; then the result is there once `handle.wait()` returns.
+Those with `async_op` return `(result, handle)`. The handle is None unless `async_op` is true; then
+the result is there once `handle.wait()` returns. Roots and peers are world ranks, in every group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from unisono.core import buffers, dispatch, groups, lists
-from unisono.core.engine import ReduceOp as _Operator
-from unisono.core.engine import Work
-from unisono.errors import ArgumentTypeError
+from unisono.core import buffers, dispatch
+from unisono.core.groups import Group
+from unisono.mindspore._checks import (
+    CommHandle,
+    ReduceOp,
+    check_bool,
+    handle_of,
+    operator,
+    resolve_group,
+    resolve_root,
+    rows,
+    shape_of,
+    zeros_like,
+)
+from unisono.mindspore.communication._exchange import (
+    all_to_all_single_with_output_shape,
+    all_to_all_v_c,
+    all_to_all_with_output_shape,
+)
+from unisono.mindspore.communication._messages import (
+    P2POp,
+    batch_isend_irecv,
+    irecv,
+    isend,
+    recv,
+    send,
+)
+from unisono.mindspore.communication.management import GlobalComm
 
 __all__ = [
     "CommHandle",
-    "GlobalComm",
-    "ReduceOp",
-    "all_gather_into_tensor",
     "all_reduce",
-    "all_to_all_with_output_shape",
-    "barrier",
-    "reduce",
+    "all_gather_into_tensor",
     "reduce_scatter_tensor",
+    "reduce",
+    "all_to_all_with_output_shape",
+    "all_to_all_single_with_output_shape",
+    "all_to_all_v_c",
+    "broadcast",
+    "barrier",
+    "scatter_tensor",
+    "gather_into_tensor",
+    "send",
+    "recv",
+    "isend",
+    "irecv",
+    "P2POp",
+    "batch_isend_irecv",
 ]
-
-
-class GlobalComm:
-    """Names that hold for the whole world."""
-
-    WORLD_COMM_GROUP = "hccl_world_group"
-
-
-class ReduceOp:
-    """Operators are plain strings in this dialect."""
-
-    SUM = "sum"
-    MAX = "max"
-    MIN = "min"
-    PROD = "prod"
-
-
-_OPERATORS = {
-    "sum": _Operator.SUM,
-    "max": _Operator.MAX,
-    "min": _Operator.MIN,
-    "prod": _Operator.PRODUCT,
-}
-
-
-class CommHandle:
-    """What an asynchronous call returns beside its result."""
-
-    def __init__(self, work: Work | None = None) -> None:
-        self.handle = work
-
-    def wait(self) -> None:
-        """Return when the result is in its place."""
-        if self.handle is not None:
-            self.handle.wait()
 
 
 def all_reduce(
     tensor: Any,
     op: str = ReduceOp.SUM,
-    group: str = GlobalComm.WORLD_COMM_GROUP,
+    group: str | Group | None = GlobalComm.WORLD_COMM_GROUP,
     async_op: bool = False,
 ) -> tuple[Any, CommHandle | None]:
     """Combine `tensor` over the group into a new tensor on every rank."""
-    out = buffers.empty_like(tensor)
-    work = dispatch.start(
-        "all_reduce",
-        groups.find(group),
-        not async_op,
-        buffers.view(tensor),
-        buffers.view(out),
-        _operator(op),
-    )
-    return out, _handle(work, async_op)
-
-
-def reduce(
-    tensor: Any, dst: int, op: str = ReduceOp.SUM, group: str = GlobalComm.WORLD_COMM_GROUP
-) -> Any:
-    """Combine `tensor` over the group into a new tensor on world rank `dst`; zeros elsewhere."""
-    members = groups.find(group)
-    out = buffers.empty_like(tensor)
-    target = buffers.view(out)
-    root = members.ranks.index(dst) if dst in members.ranks else dst
-    if members.rank != root:
-        target.array[:] = np.zeros((), target.dtype.numpy)
-    dispatch.start("reduce", members, True, buffers.view(tensor), target, _operator(op), root)
-    return out
+    check_bool(async_op, "async_op")
+    out = buffers.output_like(tensor)
+    source, combine = buffers.view(tensor), operator(op)
+    members = resolve_group(group)
+    work = dispatch.start("all_reduce", members, not async_op, source, out.buffer, combine)
+    result = out.finish(work)
+    return result, handle_of(work, result, async_op)
 
 
 def all_gather_into_tensor(
-    tensor: Any, group: str = GlobalComm.WORLD_COMM_GROUP, async_op: bool = False
+    tensor: Any,
+    group: str | Group | None = GlobalComm.WORLD_COMM_GROUP,
+    async_op: bool = False,
 ) -> tuple[Any, CommHandle | None]:
     """Join every rank's tensor along the first dimension in a new tensor on every rank."""
-    members = groups.find(group)
-    shape = tuple(tensor.shape) or (1,)
-    out = buffers.empty_like(tensor, (shape[0] * members.size, *shape[1:]))
+    check_bool(async_op, "async_op")
+    shape = shape_of(tensor)
+    members = resolve_group(group)
+    out = buffers.output_like(tensor, _joined(shape, members.size))
     work = dispatch.start(
-        "all_gather", members, not async_op, buffers.view(tensor), buffers.view(out), None
+        "all_gather", members, not async_op, buffers.view(tensor), out.buffer, None
     )
-    return out, _handle(work, async_op)
+    result = out.finish(work)
+    return result, handle_of(work, result, async_op)
 
 
 def reduce_scatter_tensor(
     tensor: Any,
     op: str = ReduceOp.SUM,
-    group: str = GlobalComm.WORLD_COMM_GROUP,
+    group: str | Group | None = GlobalComm.WORLD_COMM_GROUP,
     async_op: bool = False,
 ) -> tuple[Any, CommHandle | None]:
     """Combine `tensor` over the group; each rank gets its part, cut along the first dimension."""
-    members = groups.find(group)
-    shape = tuple(tensor.shape)
-    if not shape or shape[0] % members.size:
-        raise ValueError(
-            f"the first dimension of {shape} must be a multiple of the {members.size} ranks"
-        )
-    out = buffers.empty_like(tensor, (shape[0] // members.size, *shape[1:]))
+    check_bool(async_op, "async_op")
+    shape, combine = shape_of(tensor), operator(op)
+    members = resolve_group(group)
+    out = buffers.output_like(tensor, (rows(shape, members.size), *shape[1:]))
+    source = buffers.view(tensor)
     work = dispatch.start(
-        "reduce_scatter",
-        members,
-        not async_op,
-        buffers.view(tensor),
-        buffers.view(out),
-        _operator(op),
-        None,
+        "reduce_scatter", members, not async_op, source, out.buffer, combine, None
     )
-    return out, _handle(work, async_op)
+    result = out.finish(work)
+    return result, handle_of(work, result, async_op)
 
 
-def all_to_all_with_output_shape(
-    output_shape_list: Sequence[Any],
-    input_tensor_list: Sequence[Any],
-    group: str | None = None,
-    async_op: bool = False,
-) -> tuple[tuple[Any, ...], CommHandle | None]:
-    """Send entry j to rank j; the shapes (or tensors that have them) say what comes from each."""
-    members = groups.resolve(group)
-    source, sends = lists.join(input_tensor_list)
-    shapes = [getattr(entry, "shape", entry) for entry in output_shape_list]
-    outs = tuple(buffers.empty_like(input_tensor_list[0], shape) for shape in shapes)
-    landing, receives = lists.land(outs)
-    work = dispatch.start("all_to_all", members, not async_op, source, landing, sends, receives)
-    return outs, _handle(work, async_op)
+def reduce(
+    tensor: Any,
+    dst: int,
+    op: str = ReduceOp.SUM,
+    group: str | Group | None = GlobalComm.WORLD_COMM_GROUP,
+) -> Any:
+    """Combine `tensor` over the group into a new tensor on world rank `dst`; zeros elsewhere."""
+    source, combine = buffers.view(tensor), operator(op)
+    members, root = resolve_root(group, dst, "dst")
+    if members.rank != root:
+        placeholder = zeros_like(tensor)
+        dispatch.start("reduce", members, True, source, None, combine, root)
+        return placeholder
+    out = buffers.output_like(tensor)
+    dispatch.start("reduce", members, True, source, out.buffer, combine, root)
+    return out.finish()
 
 
-def barrier(group: str = GlobalComm.WORLD_COMM_GROUP) -> None:
+def broadcast(
+    tensor: Any, src: int = 0, group: str | Group | None = GlobalComm.WORLD_COMM_GROUP
+) -> Any:
+    """Return what world rank `src` passed; the others pass a tensor of its shape and dtype."""
+    out = buffers.output_like(tensor)
+    members, root = resolve_root(group, src, "src")
+    source = buffers.view(tensor) if members.rank == root else None
+    dispatch.start("broadcast", members, True, source, out.buffer, root)
+    return out.finish()
+
+
+def scatter_tensor(
+    tensor: Any, src: int = 0, group: str | Group | None = GlobalComm.WORLD_COMM_GROUP
+) -> Any:
+    """Return this rank's part of what world rank `src` passed, cut along the first dimension.
+
+    Every rank passes a tensor of the full shape; only the values of `src` count.
+    """
+    shape = shape_of(tensor)
+    members, root = resolve_root(group, src, "src")
+    out = buffers.output_like(tensor, (rows(shape, members.size), *shape[1:]))
+    source = buffers.view(tensor) if members.rank == root else None
+    dispatch.start("scatter", members, True, source, out.buffer, root, None)
+    return out.finish()
+
+
+def gather_into_tensor(
+    tensor: Any, dst: int = 0, group: str | Group | None = GlobalComm.WORLD_COMM_GROUP
+) -> Any:
+    """Join every rank's tensor along the first dimension on world rank `dst`; zeros elsewhere."""
+    shape, source = shape_of(tensor), buffers.view(tensor)
+    members, root = resolve_root(group, dst, "dst")
+    if members.rank != root:
+        placeholder = zeros_like(tensor)
+        dispatch.start("gather", members, True, source, None, root, None)
+        return placeholder
+    out = buffers.output_like(tensor, _joined(shape, members.size))
+    dispatch.start("gather", members, True, source, out.buffer, root, None)
+    return out.finish()
+
+
+def barrier(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> None:
     """Wait until every rank of the group has come here."""
-    dispatch.start("barrier", groups.find(group), True)
+    dispatch.start("barrier", resolve_group(group), True)
 
 
-def _handle(work: Work, async_op: bool) -> CommHandle | None:
-    return CommHandle(work) if async_op else None
-
-
-def _operator(op: str) -> _Operator:
-    if op not in _OPERATORS:
-        raise ArgumentTypeError(f"op must be one of {', '.join(_OPERATORS)}, got {op!r}")
-    return _OPERATORS[op]
+def _joined(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """The shape of `size` such tensors one behind the other; a single element counts as a row."""
+    return (shape[0] * size, *shape[1:]) if shape else (size,)

@@ -1,0 +1,213 @@
+"""Joining the world and making groups, in the words of mint and ops.communication.
+
+Groups are names here. `new_group` is called by the members only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from unisono.core import groups, registry, rendezvous
+from unisono.errors import ArgumentError, ArgumentTypeError, LaunchError, UnisonoError
+from unisono.mindspore._checks import check_integer
+from unisono.mindspore._store import TCPStore
+from unisono.mindspore.communication import management
+
+__all__ = [
+    "destroy_process_group",
+    "get_backend",
+    "get_global_rank",
+    "get_group_rank",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "init_process_group",
+    "is_available",
+    "is_initialized",
+    "new_group",
+]
+
+#: Backends of upstream; they all mean the engine that fits.
+_BACKENDS = ("hccl", "nccl", "mccl", "unisono")
+_WORLD = "hccl_world_group"
+
+
+def is_available() -> bool:
+    """Tell whether this module can be used: always."""
+    return True
+
+
+def is_initialized() -> bool:
+    """Tell whether this rank has joined the world."""
+    return groups.is_initialized()
+
+
+def init_process_group(
+    backend: str = "hccl",
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: TCPStore | None = None,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: Any = None,
+) -> None:
+    """Join the world; `backend` is a name of upstream or of an engine. A second call does nothing.
+
+    With `init_method="tcp://host:port"` or a `store`, the caller says `world_size` and `rank`;
+    otherwise the launcher does.
+    """
+    _check_kinds(
+        (init_method, str, "init_method"),
+        (timeout, timedelta, "timeout"),
+        (world_size, int, "world_size"),
+        (rank, int, "rank"),
+        (store, TCPStore, "store"),
+        (group_name, str, "group_name"),
+    )
+    if backend not in _BACKENDS and str(backend).partition(":")[0] not in registry.names():
+        known = ", ".join([*_BACKENDS, *registry.names()])
+        raise ArgumentError(f"there is no backend {backend!r}; there are {known}")
+    if init_method is not None and store is not None:
+        raise ArgumentError("give init_method or store, not both")
+    engine = None if backend in _BACKENDS else backend
+    seconds = None if timeout is None else timeout.total_seconds()
+    if init_method is not None or store is not None:
+        if os.environ.get("MS_ROLE") == "MS_SCHED":
+            raise SystemExit(0)  # msrun's scheduler, whom we do not need: let it leave
+        if world_size <= 0:
+            raise ArgumentError(f"world_size is {world_size}; with init_method or store, give it")
+        if rank < 0:
+            raise ArgumentError(f"rank is {rank}; with init_method or store, give it")
+        host, port = _address(init_method) if store is None else (store.host, store.port)
+        if not groups.is_initialized():
+            launch = _launch(host, port, rank, world_size)
+            chosen = registry.choose(engine, launch)
+            groups.install(chosen.open(launch, rendezvous.timeout(seconds)), claimed=False)
+    elif not groups.is_initialized():
+        # Left unclaimed, so that the PyTorch face may init in the same process.
+        groups.init(engine, seconds, claimed=False)
+    size = groups.world().size
+    if world_size not in (-1, size):
+        raise ArgumentError(f"world_size is {world_size}, but the world has {size} ranks")
+
+
+def destroy_process_group(group: str | None = None) -> None:
+    """Leave a group and forget its name, or leave the world and all its groups."""
+    if group is None or (isinstance(group, str) and group in groups.WORLD_NAMES):
+        management.release()
+    else:
+        management.destroy_group(group)
+
+
+def get_rank(group: str | None = None) -> int:
+    """This rank's place in the group; -1 where there is no such group or it is not a member."""
+    return _or_minus_one(management.get_rank, group)
+
+
+def get_world_size(group: str | None = None) -> int:
+    """How many ranks the group has; -1 where there is no such group."""
+    return _or_minus_one(management.get_group_size, group)
+
+
+def new_group(
+    ranks: list[int] | None = None,
+    timeout: timedelta | None = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+) -> str:
+    """Make a group of these world ranks, in rising order, and return its name.
+
+    The same ranks give the same group. A rank that is not in the list gets "".
+    """
+    if ranks is None:
+        return _WORLD
+    if not isinstance(ranks, list):
+        raise ArgumentTypeError(f"ranks must be a list, got {type(ranks).__name__}")
+    for rank in ranks:
+        check_integer(rank, "each of ranks")
+    if backend not in (None, "hccl", "mccl"):
+        raise ArgumentTypeError(f"backend must be hccl, mccl or None, got {backend!r}")
+    if pg_options is not None and type(pg_options).__name__ != "GroupOptions":
+        raise ArgumentTypeError(f"pg_options must be GroupOptions or None, got {pg_options!r}")
+    chosen = sorted(ranks)
+    digest = hashlib.sha1("_".join(map(str, chosen)).encode(), usedforsecurity=False).hexdigest()
+    name = f"{backend or 'hccl'}_{len(chosen)}_{digest}"
+    world = groups.world()
+    if chosen and world.rank not in chosen and set(chosen) <= set(world.ranks):
+        return ""
+    try:
+        groups.find(name)
+    except ArgumentError:
+        world.split(chosen, name)
+    return name
+
+
+def get_backend(group: str | None = None) -> str:
+    """The name of the backend as upstream tells it: from the name of the group."""
+    _check_kinds((group, str, "group"))
+    return "mccl" if group is not None and "mccl" in group else "hccl"
+
+
+def get_global_rank(group: str | None, group_rank: int) -> int:
+    """The world rank of a rank of the group."""
+    return management.get_world_rank_from_group_rank(group, group_rank)
+
+
+def get_group_rank(group: str | None, global_rank: int) -> int:
+    """The rank in the group of a rank of the world."""
+    check_integer(global_rank, "global_rank")
+    return management.get_group_rank_from_world_rank(global_rank, group)
+
+
+def get_process_group_ranks(group: str | None = None) -> list[int]:
+    """The world ranks of the group, in its order."""
+    return management.get_process_group_ranks(group)
+
+
+def _or_minus_one(ask: Callable[[str | None], int], group: str | None) -> int:
+    """Upstream answers -1 where a group is unknown, but refuses what cannot be a group at all."""
+    try:
+        return ask(group)
+    except ArgumentTypeError:
+        raise
+    except UnisonoError:
+        return -1
+
+
+def _check_kinds(*arguments: tuple[Any, type, str]) -> None:
+    for value, kind, name in arguments:
+        if value is not None and not isinstance(value, kind):
+            raise ArgumentTypeError(f"{name} must be {kind.__name__}, got {value!r}")
+
+
+def _address(url: str | None) -> tuple[str, int]:
+    match = re.fullmatch(r"tcp://([^:/]+):(\d{1,5})", url or "")
+    if match is None:
+        raise LaunchError(f"init_method is {url!r}; it must look like tcp://127.0.0.1:29500")
+    return match[1], int(match[2])
+
+
+def _launch(host: str, port: int, rank: int, size: int) -> rendezvous.Launch:
+    """What torchrun would have written into the environment says the same thing."""
+    told = {name: os.environ[name] for name in _LOCAL if name in os.environ}
+    return rendezvous.find(
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(size),
+            "MASTER_ADDR": host,
+            "MASTER_PORT": str(port),
+            **told,
+        }
+    )
+
+
+_LOCAL = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")

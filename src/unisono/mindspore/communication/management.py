@@ -1,0 +1,225 @@
+"""The MindSpore face: joining the world, ranks, and groups by name.
+
+Every function takes any world name of MindSpore, a group object of the PyTorch face, or None for
+the world.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from unisono.core import groups, registry, rendezvous
+from unisono.core.groups import Group
+from unisono.errors import ArgumentError, ArgumentTypeError, LaunchError, NotReady
+from unisono.mindspore._checks import UnknownName, check_integer, resolve_group, root_in_group
+
+__all__ = [
+    "GlobalComm",
+    "HCCL_WORLD_COMM_GROUP",
+    "MCCL_WORLD_COMM_GROUP",
+    "NCCL_WORLD_COMM_GROUP",
+    "create_group",
+    "destroy_group",
+    "get_comm_name",
+    "get_group_rank_from_world_rank",
+    "get_group_size",
+    "get_local_rank",
+    "get_local_rank_size",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_rank_from_group_rank",
+    "init",
+    "release",
+]
+
+HCCL_WORLD_COMM_GROUP = "hccl_world_group"
+NCCL_WORLD_COMM_GROUP = "nccl_world_group"
+MCCL_WORLD_COMM_GROUP = "mccl_world_group"
+
+_BACKENDS = {
+    "hccl": HCCL_WORLD_COMM_GROUP,
+    "nccl": NCCL_WORLD_COMM_GROUP,
+    "mccl": MCCL_WORLD_COMM_GROUP,
+}
+_log = logging.getLogger("unisono")
+
+
+class _Live(type):
+    """Lets `GlobalComm.INITED` tell the truth for the thread that asks."""
+
+    @property
+    def INITED(cls) -> bool:  # noqa: N802  (upstream's spelling)
+        """Whether this rank has a world."""
+        return groups.is_initialized()
+
+
+class GlobalComm(metaclass=_Live):
+    """Names that hold for the whole world."""
+
+    BACKEND = "hccl"
+    WORLD_COMM_GROUP = HCCL_WORLD_COMM_GROUP
+    CHECK_ENVS = True
+
+
+def init(backend_name: str | None = None) -> None:
+    """Join the world; a second call does nothing.
+
+    The backends of MindSpore (hccl, nccl, mccl) mean whatever runs here; an engine of unisono may
+    be named as well.
+    """
+    if backend_name is not None and not isinstance(backend_name, str):
+        raise ArgumentTypeError(f"backend_name must be a string, got {backend_name!r}")
+    name = backend_name or "mccl"  # what MindSpore picks on a CPU
+    if name not in _BACKENDS and name.partition(":")[0] not in registry.names():
+        known = ", ".join([*_BACKENDS, *registry.names()])
+        raise ArgumentError(f"backend_name must be one of {known}, got {backend_name!r}")
+    if not groups.is_initialized():
+        # Left unclaimed, so that the PyTorch face may init in the same process.
+        groups.init(None if name in _BACKENDS else name, claimed=False)
+    GlobalComm.BACKEND = name if name in _BACKENDS else "mccl"
+    GlobalComm.WORLD_COMM_GROUP = _BACKENDS[GlobalComm.BACKEND]
+
+
+def release() -> None:
+    """Leave the world and all its groups."""
+    groups.close()
+
+
+def get_rank(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> int:
+    """Return this rank's place in the group; before `init` that of the environment, or 0."""
+    if not groups.is_initialized():
+        return _from_environment(group, 0, "RANK_ID", "UNISONO_RANK")
+    return _member(group).rank
+
+
+def get_local_rank(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> int:
+    """Return this rank's place among the members that are on this host."""
+    if not groups.is_initialized():
+        return _from_environment(group, 0, "LOCAL_RANK", "UNISONO_LOCAL_RANK")
+    members = _member(group)
+    return _here(members).index(members.ranks[members.rank])
+
+
+def get_group_size(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> int:
+    """Return how many ranks the group has; before `init` what the environment says, or 1."""
+    if not groups.is_initialized():
+        return _from_environment(group, 1, "RANK_SIZE", "UNISONO_SIZE")
+    return resolve_group(group).size
+
+
+def get_local_rank_size(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> int:
+    """Return how many members of the group are on this host."""
+    if not groups.is_initialized():
+        return _from_environment(group, 1, "LOCAL_RANK_SIZE", "UNISONO_LOCAL_SIZE")
+    return len(_here(resolve_group(group)))
+
+
+def get_world_rank_from_group_rank(group: str | Group | None, group_rank_id: int) -> int:
+    """Return the world rank of the member that has this rank in the group."""
+    members = resolve_group(group)
+    check_integer(group_rank_id, "group_rank_id")
+    if group_rank_id < 0:
+        raise ArgumentTypeError(f"group_rank_id must be 0 or more, got {group_rank_id}")
+    if group_rank_id >= members.size:
+        raise ArgumentError(
+            f"group_rank_id {group_rank_id} is out of range: group {members.name!r} has "
+            f"{members.size} ranks"
+        )
+    return members.ranks[group_rank_id]
+
+
+def get_group_rank_from_world_rank(world_rank_id: int, group: str | Group | None) -> int:
+    """Return the rank in the group of the member that has this world rank."""
+    return root_in_group(resolve_group(group), world_rank_id, "world_rank_id")
+
+
+def create_group(group: str, rank_ids: list[int], options: Any = None) -> None:
+    """Make a group of these world ranks, in this order, under a name; only its members call this.
+
+    `options` is MindSpore's GroupOptions; it is accepted and changes nothing.
+    """
+    if not isinstance(group, str):
+        raise ArgumentTypeError(f"group must be a name, got {group!r}")
+    if not isinstance(rank_ids, list):
+        raise ArgumentTypeError(f"rank_ids must be a list, got {rank_ids!r}")
+    for rank in rank_ids:
+        check_integer(rank, "each entry of rank_ids")
+    if options is not None and type(options).__name__ != "GroupOptions":
+        raise ArgumentTypeError(f"options must be GroupOptions, got {options!r}")
+    if not rank_ids or len(set(rank_ids)) != len(rank_ids):
+        raise ArgumentError(f"rank_ids must name each member once, got {rank_ids}")
+    world = groups.world()
+    try:
+        there = resolve_group(group)
+    except UnknownName:
+        pass
+    else:
+        if list(there.ranks) != rank_ids:
+            raise ArgumentError(
+                f"group {group!r} has ranks {list(there.ranks)}, not {rank_ids}; destroy it first"
+            )
+        _log.warning("group %r with ranks %s is there already", group, rank_ids)
+        return
+    if world.rank not in rank_ids:
+        raise NotReady(
+            f"rank {world.rank} is not among the ranks {rank_ids} of group {group!r}; "
+            "only members create a group"
+        )
+    world.split(rank_ids, group)
+
+
+def destroy_group(group: str | Group | None) -> None:
+    """Leave the group and forget its name."""
+    members = resolve_group(group)
+    if members is groups.world():
+        raise ArgumentError("the world cannot be destroyed; use release() to leave it")
+    members.close()
+
+
+def get_comm_name(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> str:
+    """Return the communicator's name inside HCCL; the empty string, for there is none here."""
+    resolve_group(group)
+    return ""
+
+
+def get_process_group_ranks(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> list[int]:
+    """Return the world ranks of the group, in the order in which they were given."""
+    return list(resolve_group(group).ranks)
+
+
+def _from_environment(group: object, default: int, *names: str) -> int:
+    """What the launcher said; the name of the group does not matter before there is one."""
+    if group is not None and not isinstance(group, str | Group):
+        raise ArgumentTypeError(f"group must be a name, got {group!r}")
+    for name in names:
+        text = os.environ.get(name)
+        if text:
+            try:
+                return int(text)
+            except ValueError:
+                raise LaunchError(f"{name} is {text!r}; it must be a whole number") from None
+    return default
+
+
+def _member(group: str | Group | None) -> Group:
+    members = resolve_group(group)
+    if members.rank < 0:
+        raise NotReady(
+            f"this rank is not in group {members.name!r} (world ranks {list(members.ranks)})"
+        )
+    return members
+
+
+def _here(members: Group) -> list[int]:
+    """The world ranks of this host, in group order; launchers number each host's ranks in a row."""
+    world = groups.world()
+    try:
+        launch = rendezvous.find()
+    except LaunchError:
+        return list(members.ranks)  # not joined by a launcher, so spawned on this host
+    if launch.one_host or (launch.rank, launch.size) != (world.rank, world.size):
+        return list(members.ranks)
+    first = world.rank - launch.local_rank
+    return [rank for rank in members.ranks if first <= rank < first + launch.local_size]

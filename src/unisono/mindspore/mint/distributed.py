@@ -1,0 +1,111 @@
+"""The MindSpore face, `mindspore.mint.distributed`: PyTorch's shapes, in place, groups by name.
+
+A call writes into the tensors that it is given and returns None, or a handle where `async_op` is
+true. Every `src`, `dst` and `peer` is a rank of the world.
+"""
+
+from __future__ import annotations
+
+from unisono.mindspore._in_place import (
+    all_gather_into_tensor,
+    all_gather_into_tensor_uneven,
+    all_reduce,
+    all_to_all_single,
+    barrier,
+    broadcast,
+    reduce,
+    reduce_scatter_tensor,
+    reduce_scatter_tensor_uneven,
+)
+from unisono.mindspore._in_place_lists import (
+    all_gather,
+    all_to_all,
+    gather,
+    reduce_scatter,
+    scatter,
+)
+from unisono.mindspore._in_place_messages import (
+    P2POp,
+    all_gather_object,
+    batch_isend_irecv,
+    broadcast_object_list,
+    gather_object,
+    irecv,
+    isend,
+    recv,
+    recv_object_list,
+    scatter_object_list,
+    send,
+    send_object_list,
+)
+from unisono.mindspore._missing import missing as _missing
+from unisono.mindspore._process_groups import (
+    destroy_process_group,
+    get_backend,
+    get_global_rank,
+    get_group_rank,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    init_process_group,
+    is_available,
+    is_initialized,
+    new_group,
+)
+from unisono.mindspore._store import TCPStore as TCPStore
+
+__all__ = [
+    "P2POp",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_into_tensor_uneven",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "broadcast_object_list",
+    "destroy_process_group",
+    "gather",
+    "gather_object",
+    "get_backend",
+    "get_global_rank",
+    "get_group_rank",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "init_process_group",
+    "irecv",
+    "is_available",
+    "is_initialized",
+    "isend",
+    "new_group",
+    "recv",
+    "recv_object_list",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_uneven",
+    "scatter",
+    "scatter_object_list",
+    "send",
+    "send_object_list",
+]
+
+__getattr__ = _missing(
+    "mindspore.mint.distributed",
+    __all__,
+    {
+        "monitored_barrier": "barrier",
+        "new_subgroups": "new_group",
+        "split_group": "new_group",
+        "all_reduce_coalesced": "all_reduce",
+        "all_gather_coalesced": "all_gather",
+        "ReduceOp": 'the strings "sum", "prod", "min", "max" and "avg"',
+        "all_to_all_v_c": "all_to_all_single, or ops.communication.all_to_all_v_c",
+        "gather_into_tensor": "gather, or ops.communication.gather_into_tensor",
+        "scatter_tensor": "scatter, or ops.communication.scatter_tensor",
+    },
+)

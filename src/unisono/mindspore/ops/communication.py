@@ -1,0 +1,244 @@
+"""The MindSpore face, `mindspore.ops.communication`: the successor of `comm_func`.
+
+In place, as in mint, until `set_comm_ops_inplace(False, [...])` makes a function return new
+tensors, as `comm_func` does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
+
+from unisono.core import groups
+from unisono.core.engine import Engine
+from unisono.errors import ArgumentError, ArgumentTypeError
+from unisono.mindspore import _in_place, _in_place_lists, _in_place_messages
+from unisono.mindspore._checks import check_bool
+from unisono.mindspore._in_place_messages import P2POp
+from unisono.mindspore._missing import missing as _missing
+from unisono.mindspore._process_groups import (
+    destroy_process_group,
+    get_backend,
+    get_global_rank,
+    get_group_rank,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    init_process_group,
+    is_available,
+    is_initialized,
+    new_group,
+)
+from unisono.mindspore._store import TCPStore
+from unisono.mindspore.communication import comm_func
+
+__all__ = [
+    "P2POp",
+    "TCPStore",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_into_tensor_uneven",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "all_to_all_v_c",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "broadcast_object_list",
+    "destroy_process_group",
+    "gather",
+    "gather_into_tensor",
+    "gather_object",
+    "get_backend",
+    "get_global_rank",
+    "get_group_rank",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "init_process_group",
+    "irecv",
+    "is_available",
+    "is_initialized",
+    "isend",
+    "new_group",
+    "recv",
+    "recv_object_list",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_uneven",
+    "scatter",
+    "scatter_object_list",
+    "scatter_tensor",
+    "send",
+    "send_object_list",
+    "set_comm_ops_inplace",
+]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+#: Names of the functions that were switched off, before there is a world and then by world, for
+#: ranks that are threads switch for themselves.
+_off_at_first: set[str] = set()
+_off: WeakKeyDictionary[Engine, set[str]] = WeakKeyDictionary()
+
+
+def set_comm_ops_inplace(is_enable: bool, func_list: Sequence[str] | None = None) -> None:
+    """Say whether functions write into their arguments; all of them, or those in the list."""
+    check_bool(is_enable, "is_enable")
+    if func_list is not None and not isinstance(func_list, list | tuple):
+        raise ArgumentTypeError(f"func_list must be a list of names or None, got {func_list!r}")
+    chosen = _SWITCHES if func_list is None else func_list
+    for name in chosen:
+        if name not in _SWITCHES:
+            raise ArgumentError(f"there is no function {name!r} to switch; see {_SWITCHES}")
+    engine = groups.world().engine if groups.is_initialized() else None
+    off = _off_at_first if engine is None else _off.setdefault(engine, set(_off_at_first))
+    if is_enable:
+        off.difference_update(chosen)
+    else:
+        off.update(chosen)
+
+
+def _is_off(name: str) -> bool:
+    if not _off and not _off_at_first:  # nearly always: nobody has switched anything
+        return False
+    engine = groups.world().engine if groups.is_initialized() else None
+    return name in (_off_at_first if engine is None else _off.get(engine, _off_at_first))
+
+
+def _in_place_only(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The function, refusing while it is switched off: it has no form that returns new tensors."""
+    name = function.__name__
+
+    @functools.wraps(function)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if _is_off(name):
+            raise ArgumentError(
+                f"{name} works in place only; call set_comm_ops_inplace(True, [{name!r}])"
+            )
+        return function(*args, **kwargs)
+
+    return checked
+
+
+# ---- in place, or as comm_func does it -----------------------------------------------------------
+
+
+def all_reduce(
+    tensor: Any, op: str = "sum", group: str | None = None, async_op: bool = False
+) -> Any:
+    """Combine `tensor` over the group so that every rank holds the result."""
+    if _is_off("all_reduce"):
+        return comm_func.all_reduce(tensor, op, group, async_op)
+    return _in_place.all_reduce(tensor, op, group, async_op)
+
+
+def all_gather_into_tensor(
+    output_tensor: Any, input_tensor: Any, group: str | None = None, async_op: bool = False
+) -> Any:
+    """Join every rank's tensor along the first dimension, on every rank."""
+    if _is_off("all_gather_into_tensor"):
+        return comm_func.all_gather_into_tensor(input_tensor, group, async_op)
+    return _in_place.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+
+
+def reduce_scatter_tensor(
+    output: Any, input: Any, op: str = "sum", group: str | None = None, async_op: bool = False
+) -> Any:
+    """Combine `input` over the group; each rank gets its part of the rows."""
+    if _is_off("reduce_scatter_tensor"):
+        return comm_func.reduce_scatter_tensor(input, op, group, async_op)
+    return _in_place.reduce_scatter_tensor(output, input, op, group, async_op)
+
+
+def all_to_all(
+    output_tensor_list: Sequence[Any],
+    input_tensor_list: Sequence[Any],
+    group: str | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Send entry j to rank j; new tensors have the shapes in the output list, or of its tensors."""
+    if _is_off("all_to_all"):
+        return comm_func.all_to_all_with_output_shape(
+            output_tensor_list, input_tensor_list, group, async_op
+        )
+    return _in_place_lists.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
+
+
+def all_to_all_single(
+    output: Any,
+    input: Any,
+    output_split_sizes: Any = None,
+    input_split_sizes: Any = None,
+    group: str | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Send part j of the rows to rank j, and join the parts that come."""
+    sizes = (output_split_sizes, input_split_sizes)
+    if _is_off("all_to_all_single"):
+        return comm_func.all_to_all_single_with_output_shape(input, input, *sizes, group, async_op)
+    return _in_place.all_to_all_single(output, input, *sizes, group, async_op)
+
+
+def recv(tensor: Any, src: int = 0, group: str | None = None, tag: int = 0) -> Any:
+    """Receive from world rank `src` into `tensor` and return 0, or return a new tensor like it."""
+    if _is_off("recv"):
+        return comm_func.recv(tensor, src, group, tag)
+    return _in_place_messages.recv(tensor, src, group, tag)
+
+
+def irecv(tensor: Any, src: int = 0, group: str | None = None, tag: int = 0) -> Any:
+    """Begin to receive from world rank `src`; returns a handle, or a new tensor and a handle."""
+    if _is_off("irecv"):
+        return comm_func.irecv(tensor, src, group, tag)
+    return _in_place_messages.irecv(tensor, src, group, tag)
+
+
+# ---- in place only -------------------------------------------------------------------------------
+
+all_gather = _in_place_only(_in_place_lists.all_gather)
+all_gather_into_tensor_uneven = _in_place_only(_in_place.all_gather_into_tensor_uneven)
+all_gather_object = _in_place_only(_in_place_messages.all_gather_object)
+all_to_all_v_c = _in_place_only(comm_func.all_to_all_v_c)
+barrier = _in_place_only(_in_place.barrier)
+batch_isend_irecv = _in_place_only(_in_place_messages.batch_isend_irecv)
+broadcast = _in_place_only(_in_place.broadcast)
+broadcast_object_list = _in_place_only(_in_place_messages.broadcast_object_list)
+gather = _in_place_only(_in_place_lists.gather)
+gather_into_tensor = _in_place_only(_in_place.gather_into_tensor)
+gather_object = _in_place_only(_in_place_messages.gather_object)
+isend = _in_place_only(_in_place_messages.isend)
+recv_object_list = _in_place_only(_in_place_messages.recv_object_list)
+reduce = _in_place_only(_in_place.reduce)
+reduce_scatter = _in_place_only(_in_place_lists.reduce_scatter)
+reduce_scatter_tensor_uneven = _in_place_only(_in_place.reduce_scatter_tensor_uneven)
+scatter = _in_place_only(_in_place_lists.scatter)
+scatter_object_list = _in_place_only(_in_place_messages.scatter_object_list)
+scatter_tensor = _in_place_only(_in_place.scatter_tensor)
+send = _in_place_only(_in_place_messages.send)
+send_object_list = _in_place_only(_in_place_messages.send_object_list)
+
+#: Everything that moves data can be switched; starting up and asking cannot.
+_SWITCHES = sorted(
+    {*_in_place.__all__, *_in_place_lists.__all__, *_in_place_messages.__all__, "all_to_all_v_c"}
+    - {"P2POp"}
+)
+
+__getattr__ = _missing(
+    "mindspore.ops.communication",
+    __all__,
+    {
+        "all_to_all_with_output_shape": "all_to_all",
+        "all_to_all_single_with_output_shape": "all_to_all_single",
+        "monitored_barrier": "barrier",
+        "new_subgroups": "new_group",
+        "split_group": "new_group",
+        "ReduceOp": "unisono.mindspore.ops.ReduceOp",
+    },
+)
