@@ -1,0 +1,223 @@
+"""The schema of the mapping table: a field for each key that a file may have."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+from typing import Any
+
+from unisono.errors import UnisonoError
+
+__all__ = [
+    "Argument",
+    "Call",
+    "Difference",
+    "Entry",
+    "Fault",
+    "LANGUAGES",
+    "MappingError",
+    "Missing",
+    "Name",
+    "Outcome",
+    "Pair",
+    "Parameter",
+    "Result",
+    "Text",
+    "arguments",
+]
+
+LANGUAGES = ("en", "zh")
+
+
+class MappingError(UnisonoError):
+    """A file of the mapping table breaks the schema."""
+
+
+def _key(name: str) -> Any:
+    return dataclasses.field(default=(), metadata={"key": name})
+
+
+def _word(list_name: str, **default: Any) -> Any:
+    return dataclasses.field(**default, metadata={"words": list_name})
+
+
+def _words(list_name: str) -> Any:
+    return dataclasses.field(default=(), metadata={"words": list_name})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Text:
+    """One statement in both languages."""
+
+    en: str
+    zh: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Argument:
+    """One parameter of a signature; `default` is its source text, None where there is none."""
+
+    name: str
+    default: str | None
+    keyword_only: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call:
+    """One upstream name: `path` is where a program imports it from.
+
+    `arguments` is what a primitive takes when it is called after it was built.
+    """
+
+    path: str
+    signature: str
+    style: str = _word("style")
+    arguments: str | None = None
+    since: str | None = None
+    deprecated: str | None = None
+    successor: str | None = None
+
+    @property
+    def dialect(self) -> str:
+        """Return "torch" or "mindspore"."""
+        return self.path.partition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """Return the last word of the path."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def parameters(self) -> tuple[Argument, ...]:
+        """Return the signature, taken apart."""
+        return arguments(self.signature)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """One row: a parameter there and here, or in one dialect only."""
+
+    role: str = _word("role")
+    torch: str | None = None
+    mindspore: str | None = None
+    changes: tuple[str, ...] = _words("change")
+    difference: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one dialect does: what it returns, where the data is, its shape and its value.
+
+    `data` is the name of a parameter, or `result` for what is returned. Shapes are written with
+    N for the size of the group and S, or (d0, ...), for the shape of the input.
+    """
+
+    returns: str = _word("returns")
+    data: str | None = None
+    shape: str | None = None
+    value: str | None = _word("value", default=None)
+    error: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """The outcome in both dialects, for one kind of rank and one way to call."""
+
+    mode: str = _word("mode")
+    rank: str = _word("rank")
+    torch: Outcome
+    mindspore: Outcome
+    difference: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two calls that do the same; None where a dialect has nothing for it."""
+
+    name: str
+    torch: str | None = None
+    mindspore: str | None = None
+    parameters: tuple[Parameter, ...] = ()
+    results: tuple[Result, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One way in which the dialects, or unisono and upstream, differ, and why."""
+
+    id: str
+    kind: str = _word("kind")
+    text: Text
+    reason: Text
+    pairs: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A point where an official page and the software disagree.
+
+    `unisono` is the side that is taken here; `number` counts the faults of the mapping pages.
+    """
+
+    id: str
+    page: Text
+    software: Text
+    unisono: str = _word("side")
+    number: int | None = None
+    pairs: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Missing:
+    """An upstream name that the faces do not have, and the nearest that they have."""
+
+    path: str
+    reason: Text
+    nearest: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Name:
+    """A class or a constant, and the difference that explains it."""
+
+    path: str
+    difference: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One file of the table."""
+
+    name: str
+    title: Text
+    calls: tuple[Call, ...]
+    names: tuple[Name, ...] = ()
+    pairs: tuple[Pair, ...] = _key("pair")
+    pages: tuple[str, ...] = ()
+    differences: tuple[Difference, ...] = _key("difference")
+    faults: tuple[Fault, ...] = _key("fault")
+    missing: tuple[Missing, ...] = _key("missing")
+
+
+@functools.cache
+def arguments(signature: str) -> tuple[Argument, ...]:
+    try:
+        function = ast.parse(f"def f{signature}: ...").body[0]
+    except SyntaxError:
+        raise MappingError(f"{signature!r} is no signature") from None
+    assert isinstance(function, ast.FunctionDef)
+    given = function.args
+    plain = [*given.posonlyargs, *given.args]
+    defaults = [*[None] * (len(plain) - len(given.defaults)), *given.defaults]
+    found = [
+        Argument(name=argument.arg, default=ast.unparse(default) if default else None)
+        for argument, default in zip(plain, defaults, strict=True)
+    ]
+    found += [
+        Argument(
+            name=argument.arg, default=ast.unparse(default) if default else None, keyword_only=True
+        )
+        for argument, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    ]
+    return tuple(found)
