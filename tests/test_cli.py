@@ -114,3 +114,14 @@ def test_doctor_imports_no_framework() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
     )
     assert done.stdout == "set()\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    pipe = subprocess.Popen(
+        [*UNISONO, "diff", "groups"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert pipe.stdout is not None and pipe.stderr is not None
+    pipe.stdout.close()
+    complaint = pipe.stderr.read()
+    pipe.stderr.close()
+    assert (pipe.wait(30), complaint) == (141, "")

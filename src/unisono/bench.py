@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from unisono import bench_faces
 from unisono.core import registry
 from unisono.errors import ArgumentError, LaunchError
 from unisono.placement import Job, core_blocks, die_with_parent
@@ -49,12 +50,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=float, default=0.1, help="about how long a round takes (default 0.1)"
     )
+    parser.add_argument(
+        "--faces", action="store_true", help="instead: what a face adds to an 8-byte all_reduce"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw a picture")
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Measure, and print the table."""
+    if arguments.faces:
+        return bench_faces.main(arguments)
     collectives = _chosen(arguments.collectives, COLLECTIVES, "collective")
     peers = _chosen(arguments.against, _PEERS, "peer")
     sizes = [_parse_size(word) for word in arguments.sizes.split(",")]

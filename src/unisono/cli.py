@@ -1,14 +1,17 @@
-"""The command line: `unisono run`, `demo`, `bench`, `doctor`."""
+"""The command line: `unisono run`, `demo`, `bench`, `diff`, `doctor`."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
 import unisono
 from unisono.errors import UnisonoError
+from unisono.parts import split
 
 __all__ = ["main"]
 
@@ -17,6 +20,7 @@ _COMMANDS = {
     "run": ("unisono.launch", "start a script on several ranks of this host"),
     "demo": ("unisono.demo", "show the collectives in both dialects on four ranks"),
     "bench": ("unisono.bench", "measure latency and bandwidth"),
+    "diff": ("unisono.diff", "show one collective in both dialects, side by side"),
     "doctor": ("unisono.doctor", "tell which engines and frameworks run here, and why not"),
 }
 
@@ -38,12 +42,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             module = importlib.import_module(module_name)
             module.configure(command)
             command.set_defaults(main=module.main)
-    arguments = parser.parse_args(words)
+    # A job may have several parts, divided by lone colons; argparse sees one at a time.
+    parts = split(words) if asked == "run" else [words]
+    arguments = parser.parse_args(parts[0])
+    arguments.more = [parser.parse_args(["run", *part]) for part in parts[1:]]
     try:
         code: int = arguments.main(arguments)
+        sys.stdout.flush()
     except UnisonoError as error:
         print(f"unisono: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # Whoever read us has seen enough, as `head` does; Python must not complain at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     return code

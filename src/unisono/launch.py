@@ -15,6 +15,7 @@ from pathlib import Path
 from unisono.core import rendezvous
 from unisono.errors import ArgumentError, LaunchError
 from unisono.output import Output
+from unisono.parts import Part, check, commands, configure, read
 from unisono.placement import Job, core_blocks, die_with_parent, ending
 from unisono.spawning import spawn
 
@@ -31,44 +32,10 @@ _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
 _PEER_LOST = re.compile(r"(unisono\.errors\.)?PeerLost\b")
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `unisono run`; all from the script's name on belongs to the script."""
-    parser.usage = (
-        "unisono run -n N [--engine E] [--timeout S] [--log-dir D] [--no-bind] "
-        "script.py | -m module ..."
-    )
-    parser.add_argument("-n", type=int, required=True, metavar="N", help="how many ranks")
-    parser.add_argument("--engine", metavar="E", help="the engine that the ranks use")
-    parser.add_argument(
-        "--timeout", type=float, metavar="S", help="seconds that a call may wait for others"
-    )
-    parser.add_argument(
-        "--log-dir",
-        type=Path,
-        metavar="D",
-        help="also write each rank's output to D/rank-R.out, .err",
-    )
-    parser.add_argument(
-        "--no-bind", action="store_true", help="let ranks share cores even if there are enough"
-    )
-    # Both take everything that follows, so that the script's own flags are never ours.
-    parser.add_argument(
-        "-m", nargs=argparse.REMAINDER, dest="module", help="a module to run, and its arguments"
-    )
-    parser.add_argument(
-        "program", nargs=argparse.REMAINDER, help="a script to run, and its arguments"
-    )
-
-
 def main(arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code of the job."""
-    program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
-    if arguments.module:
-        # argparse gives what follows a `--` among the module's arguments to the other list.
-        program = ["-m", *arguments.module, *arguments.program]
     return run(
-        program,
-        arguments.n,
+        read(arguments),
         engine=arguments.engine,
         timeout=arguments.timeout,
         log_dir=arguments.log_dir,
@@ -77,25 +44,20 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def run(
-    program: Sequence[str],
-    n: int,
+    parts: Sequence[Part],
     *,
     engine: str | None = None,
     timeout: float | None = None,
     log_dir: Path | None = None,
     bind: bool = True,
 ) -> int:
-    """Start `python *program` on n ranks, wait for all, and return the job's exit code.
+    """Start the ranks of all parts as one job, wait for them, and return the job's exit code.
 
     That is 0, the code of the rank that failed first, or 128 + a signal. It must be called in the
     main thread, for it takes over this process's signals until the job has ended.
     """
-    if n < 1:
-        raise ArgumentError(f"the number of ranks is {n}; give 1 or more with -n")
-    if not program or program == ["-m"]:
-        raise ArgumentError("nothing to run; name a script or -m module")
-    if program[0] != "-m" and not Path(program[0]).exists():
-        raise LaunchError(f"there is no script {program[0]!r}; give the path of a Python file")
+    check(parts)
+    words = list(commands(parts))
     extra = {"PYTHONUNBUFFERED": "1"}
     if engine is not None:
         from unisono.core import registry  # brings NumPy, which a job without --engine need not
@@ -112,7 +74,7 @@ def run(
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         output = Output(log_dir)
-        ranks = _start(program, n, extra, output, core_blocks(n) if bind else None)
+        ranks = _start(words, extra, output, core_blocks(len(words)) if bind else None)
         output.start()
         watch = _Watch(ranks, output, signals)
         watch.until_all_ended()
@@ -124,13 +86,13 @@ def run(
 
 
 def _start(
-    program: Sequence[str],
-    n: int,
+    words: Sequence[Sequence[str]],
     extra: dict[str, str],
     output: Output,
     blocks: list[set[int]] | None,
 ) -> list[subprocess.Popen[bytes]]:
-    """Start all ranks, or none."""
+    """Start one rank for each command line, or none."""
+    n = len(words)
     job = Job(n)
     launcher = os.getpid()
 
@@ -145,12 +107,12 @@ def _start(
 
     ranks: list[subprocess.Popen[bytes]] = []
     try:
-        for rank in range(n):
+        for rank, command in enumerate(words):
             cores = blocks[rank] if blocks else None
             # No new session and no new process group: a terminal's Ctrl-C must reach the ranks, and
             # sched_yield hands the core only to processes of one session.
             process = subprocess.Popen(
-                [sys.executable, *program],
+                command,
                 env={**os.environ, **extra, **job.variables(rank)},
                 stdin=None if rank == 0 else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -1,0 +1,98 @@
+"""One job, two environments: a torch tensor on rank 0 and a MindSpore tensor on rank 1 sum."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import unisono
+
+ROOT = Path(__file__).resolve().parent.parent
+
+TORCH = """
+import torch
+import unisono.torch.distributed as dist
+
+dist.init_process_group()
+x = torch.arange(4, dtype=torch.float32)
+dist.all_reduce(x)
+print("sum", type(x).__module__, x.tolist())
+y = torch.full((2, 2), 3.0)
+dist.broadcast(y, 0)
+parts = [torch.empty(2), torch.empty(2)]
+dist.all_gather(parts, torch.tensor([0.5, 1.5]))
+print("gathered", [part.tolist() for part in parts])
+dist.destroy_process_group()
+"""
+
+MINDSPORE = """
+import mindspore
+import numpy as np
+from mindspore import Tensor
+from unisono.mindspore import communication
+from unisono.mindspore.communication import comm_func
+
+communication.init()
+given = Tensor(np.full(4, 10, np.float32))
+x, _ = comm_func.all_reduce(given)
+print("sum", type(x).__module__.partition(".")[0], x.asnumpy().tolist())
+y = comm_func.broadcast(Tensor(np.zeros((2, 2), np.float32)), 0)
+print("received", y.asnumpy().tolist(), given.asnumpy().tolist())
+parts, _ = comm_func.all_gather_into_tensor(Tensor(np.array([2.5, 3.5], np.float32)))
+print("gathered", parts.asnumpy().tolist())
+communication.release()
+"""
+
+
+def mindspore_python() -> str:
+    """The interpreter that has MindSpore; the test is skipped where there is none."""
+    named = os.environ.get("UNISONO_MINDSPORE_PYTHON")
+    path = Path(named) if named else ROOT / ".venv-mindspore" / "bin" / "python"
+    if not path.exists():
+        pytest.skip(
+            f"no environment with MindSpore at {path}; make one there, or name its interpreter in "
+            "UNISONO_MINDSPORE_PYTHON"
+        )
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What the two ranks print, sorted."""
+    pytest.importorskip("torch")
+    python = mindspore_python()
+    folder = tmp_path_factory.mktemp("two environments")
+    (folder / "a.py").write_text(TORCH)
+    (folder / "b.py").write_text(MINDSPORE)
+    # The other environment may hold an older build of unisono: both ranks use this one.
+    paths = [str(Path(unisono.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [
+            *[sys.executable, "-m", "unisono", "run", "--timeout", "100", "-n", "1"],
+            *[str(folder / "a.py"), ":", "-n", "1", "--python", python, str(folder / "b.py")],
+        ],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.splitlines())
+
+
+def test_a_torch_tensor_and_a_mindspore_tensor_sum(lines: list[str]) -> None:
+    assert "[0] sum torch [10.0, 11.0, 12.0, 13.0]" in lines
+    assert "[1] sum mindspore [10.0, 11.0, 12.0, 13.0]" in lines
+
+
+def test_the_mindspore_input_stays_as_it_was(lines: list[str]) -> None:
+    assert "[1] received [[3.0, 3.0], [3.0, 3.0]] [10.0, 10.0, 10.0, 10.0]" in lines
+
+
+def test_one_gather_has_a_list_here_and_a_tensor_there(lines: list[str]) -> None:
+    assert "[0] gathered [[0.5, 1.5], [2.5, 3.5]]" in lines
+    assert "[1] gathered [0.5, 1.5, 2.5, 3.5]" in lines
