@@ -70,7 +70,8 @@ format: .venv/.dev
 test-native: .venv/.dev
 	$(call native-tests,native,)
 
-test-python: .venv/.installed .venv/.dev
+# Both environments: one test sums a torch tensor and a MindSpore tensor.
+test-python: .venv/.installed .venv/.dev .venv-mindspore/.installed
 	UNISONO_TEST_ENGINES=threads,shm $(BIN)/python -m pytest
 
 test-mindspore: .venv-mindspore/.installed

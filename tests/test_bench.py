@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono import bench
+from unisono import bench, bench_faces
 
 
 def call(*words: str) -> subprocess.CompletedProcess[str]:
@@ -56,5 +56,52 @@ def test_every_collective_as_json() -> None:
 )
 def test_wrong_words(words: list[str], text: str) -> None:
     done = call(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert text in done.stderr
+
+
+# ---- faces ---------------------------------------------------------------------------------------
+
+
+def test_faces_as_a_table() -> None:
+    pytest.importorskip("torch")
+    done = call("--faces", "--engine", "threads")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    title = "all_reduce of 8 bytes, 2 ranks, engine threads; microseconds a call"
+    assert lines[0] == title
+    assert lines[1].split() == ["numpy", "over", "core", "torch", "over", "core"]
+    ways = list(bench_faces.WAYS)
+    assert [line[:18].rstrip() for line in lines[2:]] == ways
+    numbers = [[float(word) for word in line[18:].split()] for line in lines[2:]]
+    assert [len(row) for row in numbers] == [2, 4, 2, 4]
+    for core, face in (numbers[:2], numbers[2:]):
+        # What a face adds is its time less that of the core; all three are rounded.
+        assert face[1] == pytest.approx(face[0] - core[0], abs=0.02)
+        assert face[3] == pytest.approx(face[2] - core[1], abs=0.02)
+
+
+def test_faces_as_json() -> None:
+    done = call("--faces", "--json", "-n", "3", "--rounds", "4")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["ranks"], found["engine"], found["bytes"]) == (3, "shm", 8)
+    for kind, ways in found["rounds"].items():
+        assert list(ways) == list(bench_faces.WAYS)
+        for way, times in ways.items():
+            assert len(times) == 4
+            assert found["microseconds"][kind][way] == min(times) > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["-n", "0"], "the number of ranks is 0"),
+        (["--rounds", "0"], "the number of rounds is 0"),
+        (["--engine", "steam"], "no engine 'steam'"),
+    ],
+)
+def test_faces_with_wrong_words(words: list[str], text: str) -> None:
+    done = call("--faces", *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert text in done.stderr

@@ -204,7 +204,7 @@ def test_no_rank_survives_the_program_that_spawned_it(
 import os, time, unisono
 
 def live():
-    print("ready", os.getpid(), flush=True)
+    print(f"ready {os.getpid()}\\n", end="", flush=True)
     time.sleep(600)
 
 if __name__ == "__main__":

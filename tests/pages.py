@@ -1,0 +1,99 @@
+"""What the tests of the five comparison pages share: a world of three, a pair in it, small tools.
+
+Each page has a `measure` that runs on every rank and returns facts by name; `collect` runs it once
+for each engine. The tests then hold one statement of the page against the facts.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import unisono
+
+__all__ = [
+    "EVERYONE",
+    "Facts",
+    "HCCL_WORLD_GROUP",
+    "MEMBERS",
+    "OUTSIDER",
+    "PAIR",
+    "collect",
+    "error_of",
+    "given",
+    "keywords",
+    "outside",
+    "pair_groups",
+    "parameters",
+]
+
+EVERYONE = range(3)
+#: The members of the group that is not the world, and the rank that is not in it.
+MEMBERS = (0, 2)
+OUTSIDER = 1
+#: What the group is called in MindSpore's dialect.
+PAIR = "the pair"
+#: What GlobalComm.WORLD_COMM_GROUP is when defaults are fixed, which init() may change later.
+HCCL_WORLD_GROUP = "hccl_world_group"
+
+Facts = dict[str, Any]
+
+
+@functools.cache
+def collect(measure: Callable[[], Facts], engine: str) -> list[Facts]:
+    """Run `measure` on three ranks; the facts of each rank."""
+    return unisono.spawn(measure, len(EVERYONE), engine=engine, timeout=30)
+
+
+def given(rank: int, *shape: int) -> np.ndarray:
+    """What a rank puts in: each value tells its rank and its place, so that none is mistaken."""
+    return np.arange(np.prod(shape), dtype=np.float64).reshape(shape) + 100.0 * (rank + 1)
+
+
+def pair_groups() -> tuple[Any, str]:
+    """Make the pair in both dialects: an object, which every rank gets, and a name for members."""
+    import unisono.torch.distributed as dist
+    from unisono.mindspore import communication
+
+    pair = dist.new_group(list(MEMBERS))
+    if dist.get_rank() in MEMBERS:
+        communication.create_group(PAIR, list(MEMBERS))
+    return pair, PAIR
+
+
+def outside(call: Callable[[], object]) -> object:
+    """What a call on a group returns to a rank that is not in it, or its error; it may warn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return call()
+        except Exception as error:
+            return repr(error)  # one wrong fact must not hide the others
+
+
+def error_of(call: Callable[[], object]) -> list[str]:
+    """The classes of the error that a call raises, itself first; an empty list if none."""
+    try:
+        call()
+    except Exception as error:
+        return [kind.__name__ for kind in type(error).__mro__]
+    return []
+
+
+def parameters(function: Callable[..., object]) -> list[str]:
+    """The names of a function's parameters, in order."""
+    return list(inspect.signature(function).parameters)
+
+
+def keywords(function: Callable[..., object]) -> Facts:
+    """The parameters of a function that have a default, with it."""
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
