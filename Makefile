@@ -1,7 +1,8 @@
-# One word for each task. Everything is made in .venv (and .venv-mindspore), nothing elsewhere.
+# One word for each task. Everything is made in .venv* and build, nothing elsewhere.
 #
 #   make demo       the collectives on four ranks
-#   make test       everything that CI runs: lint, types, C++ tests, Python tests, MindSpore tests
+#   make test       everything that CI runs: lint, types, C++ tests, Python tests, tests with MindSpore
+#                   and tests with NumPy alone
 #   make sanitize   the C++ tests under address, undefined and thread sanitizers
 #   make bench      the table in the README
 #   make lint       ruff, mypy, clang-format;   make format   mends what they can mend
@@ -22,12 +23,12 @@ $(BIN)/cmake --build build/$(1)
 $(BIN)/ctest --test-dir build/$(1) --output-on-failure
 endef
 
-.PHONY: demo test test-native test-python test-mindspore sanitize bench lint format clean
+.PHONY: demo test test-native test-python test-mindspore test-bare sanitize bench lint format clean
 
 demo: .venv/.installed
 	$(BIN)/unisono demo
 
-test: lint test-native test-python test-mindspore
+test: lint test-native test-python test-mindspore test-bare
 
 # ---- environments: a stamp file says that a step is done and up to date ----
 
@@ -54,6 +55,13 @@ test: lint test-native test-python test-mindspore
 	$(SPORE)/python -m pip install --quiet --group mindspore .
 	touch $@
 
+# Nothing but what unisono itself needs: NumPy and ml_dtypes.
+.venv-bare/.installed: $(SOURCES)
+	$(PYTHON) -m venv .venv-bare
+	.venv-bare/bin/python -m pip install --quiet --upgrade pip
+	.venv-bare/bin/python -m pip install --quiet --group bare .
+	touch $@
+
 # ---- checks ----
 
 lint: .venv/.dev
@@ -77,6 +85,9 @@ test-python: .venv/.installed .venv/.dev .venv-mindspore/.installed
 test-mindspore: .venv-mindspore/.installed
 	$(SPORE)/python -m pytest tests/with_mindspore
 
+test-bare: .venv-bare/.installed
+	.venv-bare/bin/python -m pytest tests/test_numpy_only.py tests/test_demo.py tests/test_examples.py
+
 sanitize: .venv/.dev
 	$(call native-tests,sanitize-address,-DUNISONO_SANITIZE="address$(COMMA)undefined")
 	$(call native-tests,sanitize-thread,-DUNISONO_SANITIZE=thread)
@@ -85,4 +96,4 @@ bench: .venv/.installed .venv/.dev
 	$(BIN)/unisono bench --against gloo
 
 clean:
-	rm -rf .venv .venv-mindspore build dist
+	rm -rf .venv .venv-mindspore .venv-bare build dist
