@@ -13,6 +13,7 @@ import torch.distributed as upstream
 
 import unisono.torch.distributed as dist
 from torch_cases import RANKS, make, same, zeros
+from unisono import spawn
 from unisono.errors import ArgumentError, ArgumentTypeError, CommTimeout
 from unisono.mindspore import communication
 
@@ -230,3 +231,11 @@ def test_what_is_missing_is_said():
         _ = dist.nonsense
     for name in dist._NEAREST:
         assert hasattr(upstream, name) and not hasattr(dist, name), name
+
+
+def test_rank_and_size_of_a_group_are_numbers_and_methods() -> None:
+    def numbers() -> tuple:
+        world = dist.group.WORLD
+        return world.rank(), world.rank, world.size(), world.size, type(dist.get_rank())
+
+    assert spawn(numbers, 2) == [(0, 0, 2, 2, int), (1, 1, 2, 2, int)]

@@ -32,12 +32,19 @@ __all__ = [
 WORLD_NAMES = ("world", "hccl_world_group", "nccl_world_group", "mccl_world_group")
 
 
+class _Number(int):
+    """A number that may be called too: torch's groups have methods where ours have attributes."""
+
+    def __call__(self) -> int:
+        return int(self)
+
+
 class Group:
     """Some ranks of the world, in order. `rank` is -1 on a rank that is not a member.
 
     >>> group = Group("world", (0, 1, 2), None, -1)
-    >>> group.size, group.rank
-    (3, -1)
+    >>> group.size, group.rank, group.size()
+    (3, -1, 3)
     """
 
     __slots__ = ("_state", "calls", "engine", "name", "rank", "ranks", "size")
@@ -52,9 +59,9 @@ class Group:
     ) -> None:
         self.name = name
         self.ranks = tuple(ranks)
-        self.size = len(self.ranks)
+        self.size = _Number(len(self.ranks))
         self.engine = engine
-        self.rank = rank
+        self.rank = _Number(rank)
         self.calls = 0
         self._state = state or _State()
 

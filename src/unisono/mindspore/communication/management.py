@@ -91,7 +91,7 @@ def get_rank(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> int:
     """Return this rank's place in the group; before `init` that of the environment, or 0."""
     if not groups.is_initialized():
         return _from_environment(group, 0, "RANK_ID", "UNISONO_RANK")
-    return _member(group).rank
+    return _member(group).rank()
 
 
 def get_local_rank(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> int:
@@ -106,7 +106,7 @@ def get_group_size(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> i
     """Return how many ranks the group has; before `init` what the environment says, or 1."""
     if not groups.is_initialized():
         return _from_environment(group, 1, "RANK_SIZE", "UNISONO_SIZE")
-    return resolve_group(group).size
+    return resolve_group(group).size()
 
 
 def get_local_rank_size(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> int:

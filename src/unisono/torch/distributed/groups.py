@@ -51,12 +51,12 @@ class GroupMember(metaclass=_World):
 
 def get_rank(group: Group | None = None) -> int:
     """This rank's place in the group; -1 if it is not a member."""
-    return arguments.group_of(group).rank if arguments.is_member(group) else -1
+    return arguments.group_of(group).rank() if arguments.is_member(group) else -1
 
 
 def get_world_size(group: Group | None = None) -> int:
     """How many ranks the group has; -1 if this rank is not a member."""
-    return arguments.group_of(group).size if arguments.is_member(group) else -1
+    return arguments.group_of(group).size() if arguments.is_member(group) else -1
 
 
 def get_backend(group: Group | None = None) -> str:
