@@ -25,6 +25,9 @@ FLOORS = {
     "mindspore": {"unisono.core", "unisono.errors", "unisono.mindspore"},
 }
 
+# What plugs into a real framework, and is imported only where that is.
+PLUGS = {"unisono.torch.backend"}
+
 
 def name_of(path: Path) -> str:
     parts = path.relative_to(ROOT.parent).with_suffix("").parts
@@ -86,7 +89,7 @@ def test_frameworks_are_imported_late_or_never(name):
     # Engines import their framework when they run, the core and the faces not even then.
     late = floor == "engines"
     found = imports(tree_of(name), inside_functions=not late, for_types=False)
-    allowed = {floor} if name == "unisono.torch.backend" else set()  # it plugs into real torch
+    allowed = {floor} if within(name, PLUGS) else set()
     assert {module.partition(".")[0] for module in found} & FRAMEWORKS <= allowed
 
 
@@ -96,7 +99,7 @@ LIGHT = [name for name in MODULES if name == "unisono" or name.split(".")[1] in 
 @pytest.mark.parametrize(
     ("modules", "unwanted"),
     [
-        ([name for name in LIGHT if name != "unisono.torch.backend"], HEAVY),
+        ([name for name in LIGHT if not within(name, PLUGS)], HEAVY),
         (
             ["unisono", "unisono.pytest_plugin"],
             {*HEAVY, "numpy", "ml_dtypes", "unisono.core.groups"},

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from unisono.errors import ArgumentError, LaunchError
 
-__all__ = ["DEFAULT_TIMEOUT", "Launch", "find", "from_file", "timeout"]
+__all__ = ["DEFAULT_TIMEOUT", "Launch", "find", "from_file", "host_identity", "timeout"]
 
 #: Seconds that a call may wait for others, unless the caller or UNISONO_TIMEOUT says otherwise.
 DEFAULT_TIMEOUT = 1800.0
@@ -117,6 +117,20 @@ def timeout(seconds: float | None = None, environ: Mapping[str, str] = os.enviro
     if not 0 < value <= threading.TIMEOUT_MAX:
         raise ArgumentError(f"{what} is {given!r}; give seconds as a number above 0")
     return value
+
+
+def host_identity() -> str:
+    """What is the same for processes that can share memory and find each other, and only for them.
+
+    Containers on one machine may have networks and process numbers of their own; then they are
+    different hosts.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        spaces = [Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in ("net", "pid")]
+    except OSError:
+        return socket.gethostname()
+    return "-".join([boot, *map(str, spaces)])
 
 
 # ---- one reader for each launcher: a Launch, or None where its variables are not there -----------

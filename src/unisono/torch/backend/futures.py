@@ -1,0 +1,117 @@
+"""Futures of calls under way, and the thread that completes them and runs their callbacks.
+
+A callback may start calls itself (PowerSGD does), in a thread that races with the one that trains.
+So that all ranks see one order nevertheless, each group has one `Line`: a thread that completes
+futures and runs callbacks strictly in the order in which they were asked for, on every rank alike.
+Calls that callbacks start have an order of their own (see `UnisonoGroup.here`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from unisono.core.engine import Work
+from unisono.errors import UnisonoError
+
+__all__ = ["Future", "Line", "for_cpp", "for_python", "in_a_thread"]
+
+
+class Line:
+    """A thread that does one thing after the other; it exists from the first one on."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # A daemon, for a thread that waits for others must not keep the interpreter from ending.
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def is_current(self) -> bool:
+        """Whether this is the line's own thread: a callback runs."""
+        return threading.get_ident() == self._thread.ident
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Do `job` after all that was asked for before; at once if a callback asks."""
+        if self.is_current():
+            job()
+        else:
+            self._jobs.put(job)
+
+    def close(self, seconds: float = 0.0) -> None:
+        """End when the jobs so far are done, and wait for that for so long."""
+        self._jobs.put(None)
+        if seconds and not self.is_current():
+            self._thread.join(seconds)
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # it holds tensors, and the next one may be far away
+
+
+class Future(torch.futures.Future):  # type: ignore[misc]
+    """A future for Python code; `then` and what comes after it run in the line, in order.
+
+    torch's own runs a callback wherever it happens to be complete: in the thread that asks or in
+    the one that completes it, which may differ between ranks.
+    """
+
+    def __init__(self, line: Line) -> None:
+        super().__init__()
+        self._line = line
+
+    def then(self, callback: Callable[[Any], Any]) -> Future:
+        """A future of what `callback` returns, which gets this one when it is complete."""
+        child = Future(self._line)
+        self._line.run(lambda: child.fill(lambda: callback(self)))
+        return child
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Run `callback` with this future when it is complete; its errors are lost, as upstream."""
+        self.then(callback)
+
+    def fill(self, make: Callable[[], Any]) -> None:
+        """Complete it with what `make` returns or raises."""
+        try:
+            value = make()
+        except Exception as error:
+            # DDP tells the text of an exception that a hook's future holds; only futures that C++
+            # asked for must not hold one.
+            self.set_exception(error)
+        else:
+            self.set_result(value)
+
+
+def for_python(work: Work, line: Line) -> Future:
+    """The future of a call whose work was handed to Python code."""
+    future = Future(line)
+    line.run(lambda: future.fill(work.result))
+    return future
+
+
+def for_cpp(work: Work, run: Callable[[Callable[[], None]], None]) -> Any:
+    """The future of a call that C++ started, as DDP does; `run` says where it is waited for.
+
+    C++ reads its value without a look at what it is, so an error must be one in C++ as well: that
+    is what torch makes of an exception in a callback.
+    """
+    ended: Any = torch.futures.Future()
+    future = ended.then(lambda _: work.result())
+
+    def end() -> None:
+        with contextlib.suppress(UnisonoError):  # result() raises it again
+            work.wait()
+        ended.set_result(None)
+
+    run(end)
+    return future
+
+
+def in_a_thread(job: Callable[[], None]) -> None:
+    """Do `job` in a thread of its own: messages end in any order, so no line suits them."""
+    threading.Thread(target=job, name="unisono message", daemon=True).start()
