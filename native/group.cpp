@@ -251,10 +251,11 @@ void Group::expire() {
         text += format("%s%s is alive but has not come, its last call was %s",
                        text.empty() ? "" : "; ", who(peer).c_str(), last_call(peer).c_str());
     }
-    throw Failure(Fault::timeout,
-                  format("%s waited %g s for %s: %s", last_call(rank_).c_str(), limits_->seconds,
-                         name_ranks(missing).c_str(), text.c_str()),
-                  missing);
+    throw Failure(
+        Fault::timeout,
+        format("%s reached its timeout of %g s waiting for %s: %s", last_call(rank_).c_str(),
+               limits_->seconds, name_ranks(missing).c_str(), text.c_str()),
+        missing);
 }
 
 void Group::agree(const Request& request) {

@@ -171,8 +171,8 @@ class Hub:
             names = ", ".join(f"rank {rank}" for rank in missing)
             deeds = "; ".join(f"rank {r}: {self.last.get(r, 'no call yet')}" for r in missing)
             for other in board.values():
-                waited = f"{other.call} waited {ticket.patience:g} s"
-                text = f"{waited} for {names}; last calls: {deeds}"
+                late = f"{other.call} reached its timeout of {ticket.patience:g} s"
+                text = f"{late} waiting for {names}; last calls: {deeds}"
                 other.end(CommTimeout(text, missing))
             for rank, other in board.items():
                 self.leave(rank, f"gave up {other.call} at its deadline")

@@ -39,7 +39,8 @@ def all_reduce(tensor: Any, op: ReduceOp, group: Group) -> Work:
     def add_up() -> None:
         (all_indices, _), (all_values, _) = gathered
         total = torch.sparse_coo_tensor(all_indices.t(), all_values, own.shape)
-        tensor.detach().copy_(total.coalesce())
+        with torch.no_grad():  # detach() would give a sparse tensor entries of its own
+            tensor.copy_(total.coalesce())
 
     # Calls of one group end in their order, so that the last one's end is that of both.
     work = gathered[-1][1]
