@@ -15,7 +15,7 @@ from unisono.errors import ArgumentError, Unsupported
 __all__ = ["all_reduce"]
 
 
-def all_reduce(tensor: Any, op: ReduceOp, group: Group) -> Work:
+def all_reduce(tensor: Any, op: ReduceOp, group: Group, async_op: bool) -> Work | None:
     """Sum a sparse COO tensor over the group, in place; the sum holds every rank's entries.
 
     Ranks hold different entries, so they first tell each other how many: that much is exchanged
@@ -46,7 +46,10 @@ def all_reduce(tensor: Any, op: ReduceOp, group: Group) -> Work:
     work = gathered[-1][1]
     work.then(add_up)
     work.value = [tensor]
-    return work
+    if async_op:
+        return work
+    work.wait()
+    return None
 
 
 def _gather(rows: Any, counts: list[int], group: Group) -> tuple[Any, Work]:

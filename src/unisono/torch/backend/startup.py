@@ -18,20 +18,20 @@ __all__ = ["create"]
 
 def create(options: Any, backend_options: Any) -> UnisonoGroup:
     """The group that `options` describe; called by its members only."""
-    timeout = rendezvous.timeout(options.timeout.total_seconds())
     world = dist.group.WORLD
     if isinstance(world, UnisonoGroup):
-        core = world.split_core(options.global_ranks_in_group, options.group_id, timeout)
+        ranks = options.global_ranks_in_group
+        core = world.split_core(ranks, options.group_id, options.timeout)
     else:
-        core = _open(options, timeout)
-    group = UnisonoGroup(core, options.store)
-    beside.serve_other_devices(group, options.timeout, backend_options)
-    return group
+        core = _open(options)
+    kind = beside.GroupWithNccl if beside.is_there() else UnisonoGroup
+    return kind(core, options.store, options.timeout, backend_options)
 
 
-def _open(options: Any, timeout: float) -> Group:
+def _open(options: Any) -> Group:
     """A world of its own: torch's default group, or a group beside another backend's."""
     launch = _meet(options.store, options.group_rank, options.group_size)
+    timeout = rendezvous.timeout(options.timeout.total_seconds())
     engine = registry.choose(None, launch).open(launch, timeout)
     ranks = options.global_ranks_in_group or range(engine.size)
     name = options.group_id if options.global_ranks_in_group else WORLD_NAMES[0]
