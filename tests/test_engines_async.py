@@ -148,6 +148,25 @@ def test_callbacks_run_once(world):
     assert world(2, callbacks) == [["before", "after"]] * 2
 
 
+def failing_callback(group: Group) -> list[str]:
+    """The result could not be put in its place: every look at the work tells why."""
+    running = plays.start(group, Play("all_reduce", "float64", 33), blocking=False)
+    running.work.then(lambda: {}["no place"])
+    seen = []
+    for look in (running.work.wait, running.work.result, running.work.wait):
+        try:
+            look()
+        except KeyError as error:
+            seen.append(str(error))
+    seen.append(str(running.work.is_completed()))
+    seen.append(type(running.work.exception()).__name__)
+    return seen
+
+
+def test_a_failing_callback_is_the_error_of_its_call(world):
+    assert world(2, failing_callback) == [["'no place'"] * 3 + ["True", "KeyError"]] * 2
+
+
 def dropped(group: Group) -> None:
     """Works that nobody waits for, or keeps, still do their part; memory outlives them."""
     for salt in range(20):

@@ -37,7 +37,7 @@ class Work(ABC):
         self.value: Any = None  # what `result` gives; the face that started the call sets it
         self._lock = threading.Lock()
         self._settled = False
-        self._error: UnisonoError | None = None
+        self._error: Exception | None = None
         self._callbacks: list[Callable[[], None]] = []
 
     @abstractmethod
@@ -98,7 +98,7 @@ class Work(ABC):
             self.exception()
         return self._settled
 
-    def exception(self) -> UnisonoError | None:
+    def exception(self) -> Exception | None:
         """Return the error of a call that has ended badly, None otherwise."""
         if not self._settled and self._poll():
             try:
@@ -111,15 +111,21 @@ class Work(ABC):
                 self._settle(None)
         return self._error
 
-    def _settle(self, error: UnisonoError | None) -> None:
-        """Note the outcome once, and run the callbacks in the thread that saw it first."""
+    def _settle(self, error: Exception | None) -> None:
+        """Note the outcome once, and run the callbacks in the thread that saw it first.
+
+        A callback that fails has not put the result in its place, so its error is the call's.
+        """
         with self._lock:
             if self._settled:
                 return
             if error is None:
-                for callback in self._callbacks:
-                    callback()
-            elif self.where:
+                try:
+                    for callback in self._callbacks:
+                        callback()
+                except Exception as failure:
+                    error = failure
+            if error is not None and self.where:
                 error.add_note(self.where)
             self._callbacks.clear()
             self._error = error

@@ -80,7 +80,7 @@ class CommHandle:
         """Tell whether the call has ended, without waiting."""
         return self.handle is None or self.handle.is_completed()
 
-    def exception(self) -> UnisonoError | None:
+    def exception(self) -> Exception | None:
         """Return the error of a call that has ended badly, None otherwise."""
         return None if self.handle is None else self.handle.exception()
 

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from unisono.core.engine import Work
-from unisono.errors import UnisonoError
 
 __all__ = ["Future", "Line", "for_cpp", "for_python", "in_a_thread"]
 
@@ -104,7 +103,7 @@ def for_cpp(work: Work, run: Callable[[Callable[[], None]], None]) -> Any:
     future = ended.then(lambda _: work.result())
 
     def end() -> None:
-        with contextlib.suppress(UnisonoError):  # result() raises it again
+        with contextlib.suppress(Exception):  # result() raises it again
             work.wait()
         ended.set_result(None)
 

@@ -38,7 +38,8 @@ def all_reduce(tensor: Any, op: ReduceOp, group: Group, async_op: bool) -> Work 
 
     def add_up() -> None:
         (all_indices, _), (all_values, _) = gathered
-        total = torch.sparse_coo_tensor(all_indices.t(), all_values, own.shape)
+        entries = all_indices.t(), all_values
+        total = torch.sparse_coo_tensor(*entries, own.shape, check_invariants=False)
         with torch.no_grad():  # detach() would give a sparse tensor entries of its own
             tensor.copy_(total.coalesce())
 

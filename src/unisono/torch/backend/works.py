@@ -9,7 +9,6 @@ from typing import Any
 import torch.distributed as dist
 
 from unisono.core.engine import Work
-from unisono.errors import UnisonoError
 from unisono.torch.backend import futures
 from unisono.torch.backend.futures import Line
 
@@ -67,7 +66,7 @@ class Pending(dist.Work):  # type: ignore[misc]
         """Tell whether the call has ended well."""
         return self._work.is_completed() and self._work.exception() is None
 
-    def exception(self) -> UnisonoError | None:
+    def exception(self) -> Exception | None:
         """The error of a call that has ended badly, None otherwise."""
         return self._work.exception()
 
