@@ -12,7 +12,7 @@ from unisono.core import buffers, groups
 from unisono.core.engine import DONE, Work
 from unisono.core.engine import ReduceOp as _Operator
 from unisono.core.groups import Group
-from unisono.errors import ArgumentError, ArgumentTypeError, UnisonoError
+from unisono.errors import ArgumentError, ArgumentTypeError
 
 __all__ = [
     "OPERATORS",
