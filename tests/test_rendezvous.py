@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -253,3 +254,28 @@ def test_mpiexec(tmp_path: Path, shell: bool) -> None:
         assert first[5] == second[5]
         jobs.append(first[5])
     assert jobs[0] != jobs[1]
+
+
+def identity(*prefix: str) -> str:
+    """What a new process thinks which host it is on."""
+    code = "from unisono.core import rendezvous; print(rendezvous.host_identity())"
+    done = subprocess.run(
+        [*prefix, sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_processes_of_one_host_agree_on_it():
+    assert identity() == rendezvous.host_identity() + "\n"
+    assert not re.search(r"\s", rendezvous.host_identity())  # it is a word among others
+
+
+@pytest.mark.parametrize("space", ["--net", "--pid"])
+def test_namespaces_of_their_own_are_other_hosts(space):
+    command = ["unshare", "--user", "--map-root-user", "--fork", space]
+    try:
+        subprocess.run([*command, "true"], check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("namespaces are not allowed here")
+    assert identity(*command) != identity()
