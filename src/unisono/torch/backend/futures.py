@@ -3,7 +3,7 @@
 A callback may start calls itself (PowerSGD does), in a thread that races with the one that trains.
 So that all ranks see one order nevertheless, each group has one `Line`: a thread that completes
 futures and runs callbacks strictly in the order in which they were asked for, on every rank alike.
-Calls that callbacks start have an order of their own (see `UnisonoGroup.here`).
+Calls that callbacks start have an order of their own (see `Membership.here`).
 """
 
 from __future__ import annotations
@@ -18,39 +18,54 @@ import torch
 
 from unisono.core.engine import Work
 
-__all__ = ["Future", "Line", "for_cpp", "for_python", "in_a_thread"]
+__all__ = ["Future", "Line", "current_line", "for_cpp", "for_python", "in_a_thread"]
+
+
+#: The lines that live in this process, by the number of their thread.
+_lines: dict[int, Line] = {}
 
 
 class Line:
-    """A thread that does one thing after the other; it exists from the first one on."""
+    """A thread that does one thing after the other; `name` is the same on all ranks."""
 
     def __init__(self, name: str) -> None:
+        self.name = name
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._closing = threading.Lock()
+        self._closed = False
         # A daemon, for a thread that waits for others must not keep the interpreter from ending.
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=f"unisono {name}", daemon=True)
         self._thread.start()
-
-    def is_current(self) -> bool:
-        """Whether this is the line's own thread: a callback runs."""
-        return threading.get_ident() == self._thread.ident
 
     def run(self, job: Callable[[], None]) -> None:
         """Do `job` after all that was asked for before; at once if a callback asks."""
-        if self.is_current():
-            job()
-        else:
-            self._jobs.put(job)
+        if current_line() is not self:
+            with self._closing:
+                if not self._closed:
+                    self._jobs.put(job)
+                    return
+        job()  # a closed line comes from a closed group, whose calls have all ended
 
-    def close(self, seconds: float = 0.0) -> None:
+    def close(self, seconds: float) -> None:
         """End when the jobs so far are done, and wait for that for so long."""
-        self._jobs.put(None)
-        if seconds and not self.is_current():
+        with self._closing:
+            self._closed = True
+            self._jobs.put(None)
+        if current_line() is not self:
             self._thread.join(seconds)
 
     def _serve(self) -> None:
+        number = threading.get_ident()
+        _lines[number] = self
         while (job := self._jobs.get()) is not None:
             job()
             del job  # it holds tensors, and the next one may be far away
+        del _lines[number]
+
+
+def current_line() -> Line | None:
+    """The line whose thread this is, because a callback runs; None for all other threads."""
+    return _lines.get(threading.get_ident()) if _lines else None
 
 
 class Future(torch.futures.Future):  # type: ignore[misc]

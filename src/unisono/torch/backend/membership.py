@@ -15,7 +15,7 @@ from unisono.core import rendezvous
 from unisono.core.engine import Engine
 from unisono.core.groups import Group
 from unisono.errors import NotReady
-from unisono.torch.backend.futures import Line
+from unisono.torch.backend.futures import Line, current_line
 
 __all__ = ["Membership"]
 
@@ -31,7 +31,7 @@ class Membership(dist.ProcessGroup):  # type: ignore[misc]
         super().__init__(core.rank(), core.size())
         self._core = core
         self._store = store
-        self._for_callbacks: Group | None = None
+        self._for_callbacks: dict[str, Group] = {}
         self._line: Line | None = None
         self._names = ["", ""]
         _alive.add(self)
@@ -41,24 +41,24 @@ class Membership(dist.ProcessGroup):  # type: ignore[misc]
     def here(self) -> Group:
         """The core's group for calls from this thread.
 
-        Callbacks have one of their own, with the same ranks: whether the thread that trains starts
-        its next call before or after theirs may differ from rank to rank, but each of the two
-        threads does what it does in the same order everywhere.
+        The callbacks of a group have one of their own, with the same ranks: whether the thread that
+        trains starts its next call before or after theirs may differ from rank to rank, but each
+        thread does what it does in the same order everywhere.
         """
-        if self._line is None or not self._line.is_current():
+        line = current_line()
+        if line is None:
             return self._core
-        if self._for_callbacks is None:
-            core = self._core
-            # Not by core.split: it counts, and the thread that trains may split at the same time.
-            engine = self._engine().split(range(core.size), f"{core.name} for callbacks")
-            name = f"{core.name}, from callbacks"
-            self._for_callbacks = Group(name, core.ranks, engine, core.rank)
-        return self._for_callbacks
+        if line.name not in self._for_callbacks:
+            core, name = self._core, f"{self._core.name} in {line.name}"
+            # Not by core.split: it counts, and another thread may split at the same time.
+            engine = self._engine().split(range(core.size), name)
+            self._for_callbacks[line.name] = Group(name, core.ranks, engine, core.rank)
+        return self._for_callbacks[line.name]
 
     def line(self) -> Line:
-        """The thread for futures and callbacks."""
+        """The thread for futures and callbacks; it exists from the first of them on."""
         if self._line is None:
-            self._line = Line(f"unisono callbacks of group {self._core.name}")
+            self._line = Line(f"callbacks of group {self._core.name}")
         return self._line
 
     # ---- subgroups ----
@@ -96,8 +96,8 @@ class Membership(dist.ProcessGroup):  # type: ignore[misc]
         """Leave the group; doing so twice is allowed."""
         _alive.discard(self)
         self._core.close()
-        if self._for_callbacks is not None:
-            self._for_callbacks.close()
+        for group in self._for_callbacks.values():
+            group.close()
         if self._line is not None:
             self._line.close(_DRAIN)
 
