@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -68,6 +69,21 @@ def current_line() -> Line | None:
     return _lines.get(threading.get_ident()) if _lines else None
 
 
+class _Failure:
+    """What a future holds instead of a value. DDP shows its text, and Python raises its error."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __str__(self) -> str:
+        return "".join(traceback.format_exception(self.error)).strip()
+
+    @staticmethod
+    def unwrap(value: Any) -> Any:
+        """Raise the error; torch calls this with the value of a future that has failed."""
+        raise value.error
+
+
 class Future(torch.futures.Future):  # type: ignore[misc]
     """A future for Python code; `then` and what comes after it run in the line, in order.
 
@@ -78,6 +94,12 @@ class Future(torch.futures.Future):  # type: ignore[misc]
     def __init__(self, line: Line) -> None:
         super().__init__()
         self._line = line
+        self._complete = threading.Event()
+
+    def wait(self) -> Any:
+        """Return its value, or raise its error; lets Ctrl-C through, which C++ does not."""
+        self._complete.wait()
+        return super().wait()
 
     def then(self, callback: Callable[[Any], Any]) -> Future:
         """A future of what `callback` returns, which gets this one when it is complete."""
@@ -94,11 +116,10 @@ class Future(torch.futures.Future):  # type: ignore[misc]
         try:
             value = make()
         except Exception as error:
-            # DDP tells the text of an exception that a hook's future holds; only futures that C++
-            # asked for must not hold one.
-            self.set_exception(error)
-        else:
-            self.set_result(value)
+            self._set_unwrap_func(_Failure.unwrap)
+            value = _Failure(error)
+        self.set_result(value)
+        self._complete.set()
 
 
 def for_python(work: Work, line: Line) -> Future:

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from unisono.core import buffers, dispatch
 from unisono.core.engine import ReduceOp, Work
@@ -256,8 +255,16 @@ def _root(opts: Any) -> int:
 
 
 def _called_by_python() -> bool:
-    """Whether a function of torch.distributed called a method here, and not C++."""
+    """Whether Python called a method here, be it torch's own functions or the user, and not C++.
+
+    C++ has no frame, so that the nearest one is whatever called C++: it does not name our method.
+    """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__package__") == __package__:
         frame = frame.f_back
-    return frame is not None and frame.f_globals is vars(distributed_c10d)
+    return frame is not None and not _METHODS.isdisjoint(frame.f_code.co_names)
+
+
+_METHODS = frozenset(
+    name for name in vars(UnisonoGroup) if hasattr(dist.ProcessGroup, name) and name[:2] != "__"
+)
