@@ -3,6 +3,7 @@
 #   make demo       the collectives on four ranks
 #   make test       everything that CI runs: lint, types, C++ tests, Python tests, tests with MindSpore
 #                   and tests with NumPy alone
+#   make torch-suite   PyTorch's own suite of distributed tests, on the backend "unisono"
 #   make sanitize   the C++ tests under address, undefined and thread sanitizers
 #   make bench      the table in the README
 #   make lint       ruff, mypy, clang-format;   make format   mends what they can mend
@@ -23,7 +24,7 @@ $(BIN)/cmake --build build/$(1)
 $(BIN)/ctest --test-dir build/$(1) --output-on-failure
 endef
 
-.PHONY: demo test test-native test-python test-mindspore test-bare sanitize bench lint format clean
+.PHONY: demo test test-native test-python test-mindspore test-bare torch-suite sanitize bench lint format clean
 
 demo: .venv/.installed
 	$(BIN)/unisono demo
@@ -87,6 +88,9 @@ test-mindspore: .venv-mindspore/.installed
 
 test-bare: .venv-bare/.installed
 	.venv-bare/bin/python -m pytest tests/test_numpy_only.py tests/test_demo.py tests/test_examples.py
+
+torch-suite: .venv/.installed .venv/.dev
+	PYTHONPATH=tests $(BIN)/python -m torch_suite --world-size 2 4 --jobs 2
 
 sanitize: .venv/.dev
 	$(call native-tests,sanitize-address,-DUNISONO_SANITIZE="address$(COMMA)undefined")

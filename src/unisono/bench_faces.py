@@ -1,23 +1,29 @@
-"""`unisono bench --faces`: what the faces add to the core, in microseconds of one small call.
+"""`unisono bench faces`: what each way to call adds to the core, in microseconds of a small call.
 
 Every way to call runs in the same ranks of the same world, in rounds of rotating order, so that
-they differ in nothing but the face. A round counts with its slowest rank, a way with its fastest
+they differ in nothing but the way. A round counts with its slowest rank, a way with its fastest
 round: a face costs a fixed number of instructions, and whatever else the host does only adds to
 them. Every way is checked before it is timed.
+
+Real torch, too, is a way, with the backend "unisono". Much of what it adds is torch's own, and no
+backend can avoid that: a backend that does nothing shows how much.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import importlib.util
 import json
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from unisono.errors import ArgumentError
+from unisono.bench_contest import calls_for, in_turn
 from unisono.launch import spawn
 
 __all__ = ["WAYS", "main", "rank_times"]
@@ -26,12 +32,15 @@ __all__ = ["WAYS", "main", "rank_times"]
 #: in place and the other makes a new tensor, which takes time in the core too.
 WAYS = {
     "core, in place": None,
-    "torch.distributed": "core, in place",
+    "unisono.torch.distributed": "core, in place",
+    "torch, backend unisono": "core, in place",
+    "torch, backend that does nothing": None,
     "core, new tensor": None,
     "comm_func": "core, new tensor",
 }
+_UNISONO, _IDLE = _REAL_TORCH = ("torch, backend unisono", "torch, backend that does nothing")
+_WIDTH = max(map(len, WAYS))
 _BYTES = 8
-_MOST_CALLS = 20000
 
 #: Microseconds of each round, by kind of tensor and way.
 _Times = dict[str, dict[str, list[float]]]
@@ -39,15 +48,15 @@ _Times = dict[str, dict[str, list[float]]]
 
 def main(arguments: argparse.Namespace) -> int:
     """Measure, and print a table with a row for each way and two columns for each kind."""
-    if arguments.n < 1:
-        raise ArgumentError(f"the number of ranks is {arguments.n}; give 1 or more")
-    if arguments.rounds < 1:
-        raise ArgumentError(f"the number of rounds is {arguments.rounds}; give 1 or more")
-    kinds = ["numpy", "torch"] if importlib.util.find_spec("torch") else ["numpy"]
+    ways = {"numpy": [way for way in WAYS if way not in _REAL_TORCH]}
+    if importlib.util.find_spec("torch"):
+        # Real torch has one group for each process, so it cannot have ranks that are threads.
+        ways["torch"] = ways["numpy"] if arguments.engine == "threads" else list(WAYS)
     every: list[_Times] = spawn(
         rank_times,
         arguments.n,
-        kinds,
+        ways,
+        arguments.engine,
         arguments.rounds,
         arguments.seconds,
         engine=arguments.engine,
@@ -56,12 +65,12 @@ def main(arguments: argparse.Namespace) -> int:
     rounds = {
         kind: {
             way: [max(times) for times in zip(*(rank[kind][way] for rank in every), strict=True)]
-            for way in WAYS
+            for way in ways[kind]
         }
-        for kind in kinds
+        for kind in ways
     }
     fastest = {
-        kind: {way: min(times) for way, times in ways.items()} for kind, ways in rounds.items()
+        kind: {way: min(times) for way, times in own.items()} for kind, own in rounds.items()
     }
     if arguments.json:
         found = {
@@ -77,32 +86,31 @@ def main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def rank_times(kinds: list[str], rounds: int, seconds: float) -> _Times:
-    """Time every way on this rank, all ranks in the same order."""
+def rank_times(ways: dict[str, list[str]], engine: str, rounds: int, seconds: float) -> _Times:
+    """Time these ways, by kind of tensor, on this rank; all ranks in the same order."""
     from unisono.core import buffers, dispatch, groups
     from unisono.core.engine import ReduceOp
 
     world = groups.world()
-    calls = {(kind, way): _prepare(kind, way) for kind in kinds for way in WAYS}
-    # All ranks must make the same number of calls, so the slowest says how many.
-    call = calls["numpy", "core, in place"]
-    slowest = np.array([_seconds(call, 200)])
-    buffer = buffers.view(slowest)
-    dispatch.start("all_reduce", world, True, buffer, buffer, ReduceOp.MAX)
-    count = max(1, min(_MOST_CALLS, int(seconds / max(float(slowest[0]), 1e-7))))
+    with contextlib.ExitStack() as stack:
+        asked = any(way in own for own in ways.values() for way in _REAL_TORCH)
+        real = stack.enter_context(_real_torch(engine)) if asked else {}
+        calls = {(kind, way): _prepare(kind, way, real) for kind in ways for way in ways[kind]}
+        # All ranks must make the same number of calls, so the slowest says how many.
+        slowest = np.array([_seconds(calls["numpy", "core, in place"], 200)])
+        buffer = buffers.view(slowest)
+        dispatch.start("all_reduce", world, True, buffer, buffer, ReduceOp.MAX)
+        count = calls_for(seconds, float(slowest[0]))
 
-    times: _Times = {kind: {way: [] for way in WAYS} for kind in kinds}
-    order = list(calls)
-    for turn in range(rounds):
-        first = turn % len(order)
-        for kind, way in [*order[first:], *order[:first]]:
+        times: _Times = {kind: {way: [] for way in own} for kind, own in ways.items()}
+        for kind, way in in_turn(list(calls), rounds):
             call = calls[kind, way]
             _seconds(call, min(3, count))
             times[kind][way].append(_seconds(call, count) * 1e6)
     return times
 
 
-def _prepare(kind: str, way: str) -> Callable[[], object]:
+def _prepare(kind: str, way: str, real: dict[str, Callable[[Any], object]]) -> Callable[[], object]:
     """Make the call of one way on a tensor of one kind, after a look at its result."""
     import unisono.torch.distributed as dist
     from unisono.core import buffers, dispatch, groups
@@ -111,6 +119,7 @@ def _prepare(kind: str, way: str) -> Callable[[], object]:
 
     world = groups.world()
     tensor = _ones(kind)
+    all_reduce = real.get(way, dist.all_reduce)
 
     def core_in_place() -> object:
         buffer = buffers.view(tensor)
@@ -118,7 +127,7 @@ def _prepare(kind: str, way: str) -> Callable[[], object]:
         return tensor
 
     def torch_words() -> object:
-        dist.all_reduce(tensor)
+        all_reduce(tensor)
         return tensor
 
     def core_new_tensor() -> object:
@@ -131,13 +140,49 @@ def _prepare(kind: str, way: str) -> Callable[[], object]:
     def mindspore_words() -> object:
         return comm_func.all_reduce(tensor)[0]
 
-    ways = (core_in_place, torch_words, core_new_tensor, mindspore_words)
-    call = dict(zip(WAYS, ways, strict=True))[way]
+    call = {
+        "core, in place": core_in_place,
+        "core, new tensor": core_new_tensor,
+        "comm_func": mindspore_words,
+    }.get(way, torch_words)
     result: Any = call()
-    if result.tolist() != [float(world.size)]:
-        raise SystemExit(f"{way} with {kind} is wrong: {result} instead of {world.size}")
+    wanted = 1 if way == _IDLE else world.size
+    if result.tolist() != [float(wanted)]:
+        raise SystemExit(f"{way} with {kind} is wrong: {result} instead of {wanted}")
     tensor[:] = 0  # sums in place would run away
     return call
+
+
+@contextlib.contextmanager
+def _real_torch(engine: str) -> Iterator[dict[str, Callable[[Any], object]]]:
+    """Join a group of real torch, and yield its all_reduce by way to call."""
+    import torch.distributed as dist
+
+    finished = dist.Work()
+
+    class Idle(dist.ProcessGroup):  # type: ignore[misc]
+        """A group that does nothing, as fast as Python can."""
+
+        def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+            return finished
+
+        def setGroupName(self, name: str) -> None:  # noqa: N802
+            pass
+
+    os.environ["UNISONO_ENGINE"] = engine  # this process is a rank and nothing else
+    dist.Backend.register_backend(
+        "idle",
+        lambda options, _: Idle(options.group_rank, options.group_size),
+        extended_api=True,
+        devices=["cpu"],
+    )
+    dist.init_process_group("unisono")
+    idle = dist.new_group(backend="idle")
+    yield {
+        _UNISONO: functools.partial(dist.all_reduce, group=dist.group.WORLD),
+        _IDLE: functools.partial(dist.all_reduce, group=idle),
+    }
+    dist.destroy_process_group()
 
 
 def _ones(kind: str) -> Any:
@@ -159,11 +204,12 @@ def _seconds(call: Callable[[], object], count: int) -> float:
 
 def _table(fastest: dict[str, dict[str, float]], ranks: int, engine: str) -> str:
     lines = [f"all_reduce of {_BYTES} bytes, {ranks} ranks, engine {engine}; microseconds a call"]
-    lines.append(f"{'':18}" + "".join(f"{kind:>10}{'over core':>12}" for kind in fastest))
+    lines.append(f"{'':{_WIDTH}}" + "".join(f"{kind:>10}{'over core':>12}" for kind in fastest))
     for way, core in WAYS.items():
         cells = ""
         for ways in fastest.values():
-            more = "" if core is None else f"{ways[way] - ways[core]:+.2f}"
-            cells += f"{ways[way]:>10.2f}{more:>12}"
-        lines.append(f"{way:18}{cells}".rstrip())
+            time = f"{ways[way]:.2f}" if way in ways else "-"
+            more = f"{ways[way] - ways[core]:+.2f}" if way in ways and core is not None else ""
+            cells += f"{time:>10}{more:>12}"
+        lines.append(f"{way:{_WIDTH}}{cells}".rstrip())
     return "\n".join(lines)
