@@ -34,6 +34,7 @@ class Line:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closing = threading.Lock()
         self._closed = False
+        self._workers = torch.get_num_threads()
         # A daemon, for a thread that waits for others must not keep the interpreter from ending.
         self._thread = threading.Thread(target=self._serve, name=f"unisono {name}", daemon=True)
         self._thread.start()
@@ -58,6 +59,7 @@ class Line:
     def _serve(self) -> None:
         number = threading.get_ident()
         _lines[number] = self
+        torch.set_num_threads(self._workers)  # OpenMP keeps the number for each thread
         while (job := self._jobs.get()) is not None:
             job()
             del job  # it holds tensors, and the next one may be far away
