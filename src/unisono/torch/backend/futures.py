@@ -27,10 +27,9 @@ _lines: dict[int, Line] = {}
 
 
 class Line:
-    """A thread that does one thing after the other; `name` is the same on all ranks."""
+    """A thread that does one thing after the other."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closing = threading.Lock()
         self._closed = False

@@ -41,19 +41,21 @@ class Membership(dist.ProcessGroup):  # type: ignore[misc]
     def here(self) -> Group:
         """The core's group for calls from this thread.
 
-        The callbacks of a group have one of their own, with the same ranks: whether the thread that
-        trains starts its next call before or after theirs may differ from rank to rank, but each
-        thread does what it does in the same order everywhere.
+        Callbacks have one of their own, with the same ranks: whether the thread that trains starts
+        its next call before or after theirs may differ from rank to rank, but each thread does what
+        it does in the same order everywhere. So do the callbacks of other groups, whose names may
+        differ from rank to rank, as those of the rows of a mesh do: they share one.
         """
         line = current_line()
         if line is None:
             return self._core
-        if line.name not in self._for_callbacks:
-            core, name = self._core, f"{self._core.name} in {line.name}"
+        whose = "its callbacks" if line is self._line else "callbacks of other groups"
+        if whose not in self._for_callbacks:
+            core, name = self._core, f"{self._core.name} in {whose}"
             # Not by core.split: it counts, and another thread may split at the same time.
             engine = self._engine().split(range(core.size), name)
-            self._for_callbacks[line.name] = Group(name, core.ranks, engine, core.rank)
-        return self._for_callbacks[line.name]
+            self._for_callbacks[whose] = Group(name, core.ranks, engine, core.rank)
+        return self._for_callbacks[whose]
 
     def line(self) -> Line:
         """The thread for futures and callbacks; it exists from the first of them on."""
