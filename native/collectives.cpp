@@ -369,7 +369,10 @@ void all_to_all(Context& c) {
         c, cell,
         [&](std::size_t step) {
             stage_cells(c, step, cell);
-            const std::size_t length = piece(part_bytes(c, c.request.sends, c.me), step, cell);
+            // The two differ if the caller is wrong, and that is known only after the barrier.
+            const std::size_t length = piece(std::min(part_bytes(c, c.request.sends, c.me),
+                                                      part_bytes(c, c.request.receives, c.me)),
+                                             step, cell);
             c.k.copy(c.request.target + part_offset(c, c.request.receives, c.me) + step * cell,
                      c.request.source + part_offset(c, c.request.sends, c.me) + step * cell, length,
                      result);
@@ -409,6 +412,10 @@ void barrier(Context& c) {
 /// A group of one: the result is the source, reduced with itself alone.
 void alone(Context& c) {
     const std::size_t bytes = part_bytes(c, c.request.sends, 0);
+    if (const std::size_t room = part_bytes(c, c.request.receives, 0); room != bytes)
+        throw Failure(Fault::mismatch,
+                      format("rank 0 sends %zu bytes to itself, but receives %zu", bytes, room),
+                      {0});
     if (c.request.op != ReduceOp::none) {
         const void* from = c.request.source;
         reduce_into(c, c.request.target, Store::plain, nullptr, Store::plain, &from, bytes);

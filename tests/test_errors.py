@@ -40,6 +40,19 @@ def note(error: BaseException) -> str:
     return "\n".join(error.__notes__)
 
 
+def sends_itself_too_much(group: Group) -> tuple[UnisonoError, list[float]]:
+    room = np.zeros(100)  # the destination and what must not be touched behind it
+    source, target = buffers.view(np.ones(90)), buffers.view(room[:3])
+    error = fault(lambda: dispatch.start("all_to_all", group, True, source, target, [90], [3]))
+    return error, room[3:].tolist()
+
+
+def test_a_rank_alone_may_disagree_with_itself(world):
+    ((error, behind),) = world(1, sends_itself_too_much)
+    assert isinstance(error, MismatchError)
+    assert set(behind) == {0.0}
+
+
 # ---- mismatch ------------------------------------------------------------------------------------
 
 # What ranks 0 and 2 call, what rank 1 calls, and what the error must show of both sides.
@@ -103,6 +116,11 @@ MISMATCHES = {
         ("all_gather", np.zeros(2), np.zeros(6), None),
         ("all_gather", np.zeros(7), np.zeros(21), None),
         ("2", "7"),
+    ),
+    "what a rank sends itself": (
+        ("all_to_all", np.zeros(6), np.zeros(6), None, None),
+        ("all_to_all", np.zeros(900), np.zeros(6), [2, 896, 2], [2, 2, 2]),
+        ("896", "2"),
     ),
     "all_to_all counts": (
         ("all_to_all", np.zeros(6), np.zeros(6), None, None),

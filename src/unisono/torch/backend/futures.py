@@ -73,7 +73,7 @@ def current_line() -> Line | None:
 class _Failure:
     """What a future holds instead of a value. DDP shows its text, and Python raises its error."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error = error
 
     def __str__(self) -> str:
@@ -116,7 +116,7 @@ class Future(torch.futures.Future):  # type: ignore[misc]
         """Complete it with what `make` returns or raises."""
         try:
             value = make()
-        except Exception as error:
+        except BaseException as error:  # whoever waits has to hear of an exit as well
             self._set_unwrap_func(_Failure.unwrap)
             value = _Failure(error)
         self.set_result(value)
