@@ -158,7 +158,13 @@ def _real_torch(engine: str) -> Iterator[dict[str, Callable[[Any], object]]]:
     """Join a group of real torch, and yield its all_reduce by way to call."""
     import torch.distributed as dist
 
-    finished = dist.Work()
+    import unisono.torch.backend  # noqa: F401 - torch itself may have been told to load none
+
+    class Finished(dist.Work):  # type: ignore[misc]
+        def wait(self, timeout: Any = None) -> bool:
+            return True
+
+    finished = Finished()
 
     class Idle(dist.ProcessGroup):  # type: ignore[misc]
         """A group that does nothing, as fast as Python can."""

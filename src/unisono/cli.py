@@ -19,7 +19,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "run": ("unisono.launch", "start a script on several ranks of this host"),
     "demo": ("unisono.demo", "show the collectives in both dialects on four ranks"),
-    "bench": ("unisono.bench", "measure latency and bandwidth"),
+    "bench": ("unisono.bench", "measure collectives, faces or DDP, beside their peers"),
     "diff": ("unisono.diff", "show one collective in both dialects, side by side"),
     "doctor": ("unisono.doctor", "tell which engines and frameworks run here, and why not"),
 }
