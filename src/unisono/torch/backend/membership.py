@@ -15,6 +15,7 @@ from unisono.core import rendezvous
 from unisono.core.engine import Engine
 from unisono.core.groups import Group
 from unisono.errors import NotReady
+from unisono.torch.backend.compiling import leave_alone
 from unisono.torch.backend.futures import Line, current_line
 
 __all__ = ["Membership"]
@@ -24,6 +25,7 @@ _DRAIN = 2.0  # seconds that callbacks have to end when the group is closed
 _alive: weakref.WeakSet[Membership] = weakref.WeakSet()
 
 
+@leave_alone
 class Membership(dist.ProcessGroup):  # type: ignore[misc]
     """One rank's place in a group, for torch."""
 

@@ -20,6 +20,7 @@ from unisono.core import buffers, dispatch
 from unisono.core.engine import ReduceOp, Work
 from unisono.errors import ArgumentError
 from unisono.torch.backend import sparse
+from unisono.torch.backend.compiling import leave_alone
 from unisono.torch.backend.membership import Membership
 from unisono.torch.backend.works import FINISHED, Message, Pending, Together
 from unisono.torch.distributed import collectives, point_to_point
@@ -35,6 +36,7 @@ _OPERATORS = {
 _UNSET = timedelta(0)  # timeouts up to it are not set
 
 
+@leave_alone
 class UnisonoGroup(Membership):
     """The calls of one rank in a group."""
 

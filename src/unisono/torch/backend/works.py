@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from unisono.core.engine import Work
 from unisono.torch.backend import futures
+from unisono.torch.backend.compiling import leave_alone
 from unisono.torch.backend.futures import Line
 
 __all__ = ["FINISHED", "Message", "Pending", "Together"]
@@ -17,6 +18,7 @@ __all__ = ["FINISHED", "Message", "Pending", "Together"]
 _NO_LIMIT = timedelta(0)  # and below: what torch passes where no limit is meant
 
 
+@leave_alone
 class _Finished(dist.Work):  # type: ignore[misc]
     """The work of every call that ended before it returned; one object serves them all.
 
@@ -40,6 +42,7 @@ class _Finished(dist.Work):  # type: ignore[misc]
 FINISHED = _Finished()
 
 
+@leave_alone
 class Pending(dist.Work):  # type: ignore[misc]
     """A collective under way."""
 
@@ -88,6 +91,7 @@ class Pending(dist.Work):  # type: ignore[misc]
         return futures.for_cpp(self._work, line.run)
 
 
+@leave_alone
 class Message(Pending):
     """A message under way: it ends whenever its peer lets it, before or after others."""
 
