@@ -53,6 +53,10 @@ _TORCHS_OWN = (
 )
 
 
+#: Gloo's groups: one whose last owner is a callback ends in its own thread, which aborts.
+_KEPT = []
+
+
 def joined(world, backend, path, play, *args):
     """Run a play as a member of a group of the backend, with all warnings as errors."""
     with warnings.catch_warnings():
@@ -66,6 +70,8 @@ def joined(world, backend, path, play, *args):
             world_size=world.size,
             timeout=_PATIENCE,
         )
+        if backend == "gloo":
+            _KEPT.append(dist.group.WORLD)
         try:
             torch.manual_seed(5)
             return play(*args)
