@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.core import rendezvous
+from unisono.core import hosts, rendezvous
 from unisono.errors import ArgumentError, LaunchError
 
 TORCHRUN = {
@@ -204,7 +204,7 @@ def test_wrong_timeout_variable(wrong: str) -> None:
 SCRIPT = """
 import dataclasses, json, sys
 from pathlib import Path
-from unisono.core import rendezvous
+from unisono.core import hosts, rendezvous
 launch = rendezvous.find()
 place = [launch.rank, launch.size, launch.local_rank, launch.local_size, launch.source, launch.job]
 Path(sys.argv[1], f"{launch.rank}.json").write_text(json.dumps(place))
@@ -258,7 +258,7 @@ def test_mpiexec(tmp_path: Path, shell: bool) -> None:
 
 def identity(*prefix: str) -> str:
     """What a new process thinks which host it is on."""
-    code = "from unisono.core import rendezvous; print(rendezvous.host_identity())"
+    code = "from unisono.core import hosts; print(hosts.identity())"
     done = subprocess.run(
         [*prefix, sys.executable, "-c", code], capture_output=True, text=True, timeout=60
     )
@@ -267,8 +267,8 @@ def identity(*prefix: str) -> str:
 
 
 def test_processes_of_one_host_agree_on_it():
-    assert identity() == rendezvous.host_identity() + "\n"
-    assert not re.search(r"\s", rendezvous.host_identity())  # it is a word among others
+    assert identity() == hosts.identity() + "\n"
+    assert not re.search(r"\s", hosts.identity())  # it is a word among others
 
 
 @pytest.mark.parametrize("space", ["--net", "--pid"])

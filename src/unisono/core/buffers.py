@@ -20,16 +20,32 @@ from unisono.core.dtypes import DType
 from unisono.core.engine import Work
 from unisono.errors import ArgumentError, ArgumentTypeError, Unsupported
 
-__all__ = ["Buffer", "Output", "check_writable", "is_tensor", "output_like", "overlap", "view"]
+__all__ = [
+    "Buffer",
+    "Output",
+    "check_writable",
+    "concatenated",
+    "deal_out",
+    "is_tensor",
+    "output_like",
+    "overlap",
+    "room_for",
+    "seen_elsewhere",
+    "view",
+]
 
 _address_of = ctypes.addressof
 _first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 
 
-class Buffer:
-    """Flat memory of one dtype that `owner` keeps alive."""
+#: Whether any tensor so far was not in the memory of the host; until then nobody need look.
+seen_elsewhere = False
 
-    __slots__ = ("address", "copy_back", "count", "dtype", "nbytes", "owner", "writable")
+
+class Buffer:
+    """Flat memory of one dtype that `owner` keeps alive; `device` says whose memory it is."""
+
+    __slots__ = ("address", "copy_back", "count", "device", "dtype", "nbytes", "owner", "writable")
 
     def __init__(
         self,
@@ -47,6 +63,7 @@ class Buffer:
         self.owner = owner
         self.writable = writable
         self.copy_back = copy_back
+        self.device = "cpu"
 
     @property
     def array(self) -> np.ndarray[Any, Any]:
@@ -135,6 +152,40 @@ def _empty_mindspore(size: Sequence[int], dtype: Any) -> Any:
     return empty(size, dtype=dtype)
 
 
+def concatenated(parts: Sequence[Buffer]) -> Any:
+    """A new flat array with the elements of several buffers, one behind the other."""
+    if parts[0].device == "cpu":
+        return np.concatenate([part.array for part in parts])
+    return sys.modules["torch"].cat([_flat(part) for part in parts])
+
+
+def room_for(parts: Sequence[Buffer]) -> Any:
+    """A new flat array, as long as several buffers together."""
+    count = sum(part.count for part in parts)
+    if parts[0].device == "cpu":
+        return np.empty(count, parts[0].dtype.numpy)
+    return _flat(parts[0]).new_empty(count)
+
+
+def deal_out(whole: Any, parts: Sequence[Buffer]) -> None:
+    """Copy the elements of a flat array to several buffers, and on to where those belong."""
+    start = 0
+    for part in parts:
+        piece = whole[start : start + part.count]
+        if part.device == "cpu":
+            part.array[:] = piece
+        else:
+            _flat(part).copy_(piece)
+        start += part.count
+        if part.copy_back is not None:
+            part.copy_back()
+
+
+def _flat(part: Buffer) -> Any:
+    """A buffer on a GPU, as the tensor that it shows."""
+    return part.owner.detach().view(-1)  # type: ignore[attr-defined]
+
+
 def is_tensor(thing: Any) -> bool:
     """Tell whether `view` can show it: a tensor of any kind, or a buffer."""
     try:
@@ -180,20 +231,20 @@ def _view_torch(tensor: Any) -> Buffer:
         raise ArgumentTypeError(
             f"dtype {tensor.dtype} cannot be moved; use one of {', '.join(_names())}"
         )
-    if not tensor.is_cpu:
-        raise Unsupported(
-            f"a torch tensor on {tensor.device} cannot be viewed by this engine; "
-            "move it to the CPU, or use engine 'torch:nccl'"
-        )
+    if tensor.is_meta:
+        raise Unsupported(f"a torch tensor on {tensor.device} has no memory; make a real one first")
     torch = sys.modules["torch"]
     if tensor.layout is not torch.strided:
         raise ArgumentTypeError(f"a {tensor.layout} tensor has no flat memory; use to_dense()")
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        return Buffer(tensor.data_ptr(), tensor.numel(), dtype, tensor)
+        buffer = Buffer(tensor.data_ptr(), tensor.numel(), dtype, tensor)
+        if not tensor.is_cpu:
+            _note_device(buffer, tensor)
+        return buffer
     plain = tensor.detach()
     packed = plain.clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
     overlapping = _overlaps_itself(tensor.shape, tensor.stride(), 1)
-    return Buffer(
+    buffer = Buffer(
         packed.data_ptr(),
         packed.numel(),
         dtype,
@@ -201,6 +252,15 @@ def _view_torch(tensor: Any) -> Buffer:
         not overlapping,
         lambda: plain.copy_(packed),
     )
+    if not tensor.is_cpu:
+        _note_device(buffer, tensor)
+    return buffer
+
+
+def _note_device(buffer: Buffer, tensor: Any) -> None:
+    global seen_elsewhere
+    buffer.device = tensor.device.type
+    seen_elsewhere = True
 
 
 def _view_mindspore(tensor: Any) -> Buffer:

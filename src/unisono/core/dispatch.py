@@ -12,7 +12,7 @@ from typing import Any
 
 from unisono.core import buffers, rendezvous
 from unisono.core.buffers import Buffer
-from unisono.core.engine import DONE, Counts, ReduceOp, Work
+from unisono.core.engine import DONE, Counts, Engine, ReduceOp, Work
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError, NotReady, UnisonoError, Unsupported
 
@@ -28,6 +28,8 @@ def start(verb: str, group: Group, blocking: bool, *arguments: Any) -> Work:
     try:
         if engine is None:
             raise _no_engine(group)
+        if buffers.seen_elsewhere:
+            _check_devices(engine, arguments)
         destination = _CHECKS[verb](group, *arguments)
         group.calls += 1
         work: Work = getattr(engine, verb)(*arguments, blocking)
@@ -71,6 +73,19 @@ def _no_engine(group: Group) -> NotReady:
             "only members may call its collectives"
         )
     return NotReady(f"group {group.name!r} is closed; make a new one")
+
+
+def _check_devices(engine: Engine, arguments: Sequence[Any]) -> None:
+    """All buffers of a call are in one memory, which the engine reaches."""
+    devices = {argument.device for argument in arguments if isinstance(argument, Buffer)}
+    if len(devices) > 1:
+        raise ArgumentError(f"one call has tensors on {' and '.join(sorted(devices))}")
+    if not devices <= engine.devices:
+        reached = " and ".join(sorted(engine.devices))
+        raise Unsupported(
+            f"engine {engine.name!r} reaches memory of {reached} only, and this tensor is on "
+            f"{devices.pop()}; move it to the CPU, or use engine 'torch:nccl'"
+        )
 
 
 # ---- checks: each takes the arguments of its verb and returns the destination, if it has one -----

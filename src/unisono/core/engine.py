@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from unisono.core.dtypes import ReduceOp
-from unisono.errors import CommTimeout, UnisonoError
+from unisono.errors import ArgumentError, CommTimeout, UnisonoError
 
 if TYPE_CHECKING:
     from unisono.core.buffers import Buffer
@@ -165,6 +165,8 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]
+    #: Whose memory the engine reaches: "cpu", "cuda", ...
+    devices: ClassVar[frozenset[str]] = frozenset(["cpu"])
     rank: int
     size: int
     timeout: float
@@ -173,6 +175,11 @@ class Engine(ABC):
     def unavailable(cls) -> str | None:
         """Say why this engine cannot run here and what would mend that; None if it can."""
         return None
+
+    @classmethod
+    def variant(cls, detail: str) -> type[Engine]:
+        """The engine called `name:detail`, for an engine that comes in several kinds."""
+        raise ArgumentError(f"engine {cls.name!r} has no kind {detail!r}")
 
     @classmethod
     @abstractmethod

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from unisono.core import buffers
 from unisono.core.buffers import Buffer, check_writable, view
 from unisono.errors import ArgumentError, ArgumentTypeError
 
@@ -16,6 +15,7 @@ __all__ = ["join", "join_in", "land", "land_in"]
 def join(tensors: Sequence[Any]) -> tuple[Buffer, list[int]]:
     """Copy tensors of one dtype one behind the other; returns the copy and how long each is.
 
+    >>> import numpy as np
     >>> join([np.zeros(2), np.ones((3, 1))])
     (Buffer(float64 x 5), [2, 3])
     """
@@ -24,8 +24,7 @@ def join(tensors: Sequence[Any]) -> tuple[Buffer, list[int]]:
 
 def join_in(parts: Sequence[Buffer]) -> tuple[Buffer, list[int]]:
     """The same for buffers that are there already."""
-    joined = np.concatenate([part.array for part in parts])
-    return view(joined), [part.count for part in parts]
+    return view(buffers.concatenated(parts)), [part.count for part in parts]
 
 
 def land(tensors: Sequence[Any]) -> tuple[Buffer, list[int]]:
@@ -37,20 +36,10 @@ def land_in(parts: Sequence[Buffer]) -> tuple[Buffer, list[int]]:
     """The same for buffers that are there already."""
     for part in parts:
         check_writable(part)
-    counts = [part.count for part in parts]
-    landing = np.empty(sum(counts), parts[0].dtype.numpy)
-
-    def deal_out() -> None:
-        start = 0
-        for part in parts:
-            part.array[:] = landing[start : start + part.count]
-            start += part.count
-            if part.copy_back is not None:
-                part.copy_back()
-
+    landing = buffers.room_for(parts)
     buffer = view(landing)
-    buffer.copy_back = deal_out
-    return buffer, counts
+    buffer.copy_back = lambda: buffers.deal_out(landing, parts)
+    return buffer, [part.count for part in parts]
 
 
 def _views(tensors: Sequence[Any]) -> list[Buffer]:

@@ -18,20 +18,20 @@ def names() -> list[str]:
 
 
 def load(name: str) -> type[Engine]:
-    """Import the engine called `name`; what follows a colon is its own business.
+    """Import the engine called `name`; what follows a colon is one of its kinds.
 
     >>> load("threads").name
     'threads'
     """
     points = _points()
-    base = name.partition(":")[0]
+    base, colon, detail = name.partition(":")
     if base not in points:
         raise ArgumentError(f"no engine {name!r}; installed: {', '.join(sorted(points))}")
     try:
         engine: type[Engine] = points[base].load()
     except (ImportError, AttributeError) as error:
         raise LaunchError(f"engine {name!r} cannot be imported: {error}") from error
-    return engine
+    return engine.variant(detail) if colon else engine
 
 
 def available() -> dict[str, str | None]:

@@ -14,10 +14,11 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from unisono.errors import ArgumentError, LaunchError
 
-__all__ = ["DEFAULT_TIMEOUT", "Launch", "find", "from_file", "host_identity", "timeout"]
+__all__ = ["DEFAULT_TIMEOUT", "Launch", "find", "from_file", "timeout"]
 
 #: Seconds that a call may wait for others, unless the caller or UNISONO_TIMEOUT says otherwise.
 DEFAULT_TIMEOUT = 1800.0
@@ -30,7 +31,9 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 class Launch:
     """One rank's place in a job, as its launcher described it.
 
-    `job` names the job, the same on all its ranks; `secret` is what only they know.
+    `job` names the job, the same on all its ranks; `secret` is what only they know. `store` is a
+    place where all of them can read and write (set, get and add, as torch's stores have them), and
+    `hosts` names each rank's host (an identity and a name), where these are known.
     """
 
     rank: int
@@ -40,6 +43,8 @@ class Launch:
     job: str
     source: str
     secret: bytes = field(default=b"", repr=False)
+    store: Any = field(default=None, repr=False, compare=False)
+    hosts: tuple[str, ...] = ()
 
     @property
     def one_host(self) -> bool:
@@ -117,20 +122,6 @@ def timeout(seconds: float | None = None, environ: Mapping[str, str] = os.enviro
     if not 0 < value <= threading.TIMEOUT_MAX:
         raise ArgumentError(f"{what} is {given!r}; give seconds as a number above 0")
     return value
-
-
-def host_identity() -> str:
-    """What is the same for processes that can share memory and find each other, and only for them.
-
-    Containers on one machine may have networks and process numbers of their own; then they are
-    different hosts.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        spaces = [Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in ("net", "pid")]
-    except OSError:
-        return socket.gethostname()
-    return "-".join([boot, *map(str, spaces)])
 
 
 # ---- one reader for each launcher: a Launch, or None where its variables are not there -----------

@@ -9,7 +9,7 @@ import numpy as np
 
 from unisono.core.dtypes import ReduceOp
 
-__all__ = ["Array", "combine"]
+__all__ = ["Array", "combine", "divided"]
 
 Array = np.ndarray[Any, Any]
 
@@ -17,6 +17,8 @@ Array = np.ndarray[Any, Any]
 def combine(op: ReduceOp, operands: Sequence[Array]) -> Array:
     """Combine flat arrays of one dtype in rank order; 16-bit floats in float32, rounded once."""
     dtype = operands[0].dtype
+    if op.name == "sum" and dtype.kind in "iuf" and dtype.isbuiltin == 1 and dtype.itemsize > 2:
+        return _plain_sum(operands)
     if dtype.kind == "b":
         name = {"sum": "bor", "max": "bor", "product": "band", "min": "band"}.get(op.name, op.name)
     else:
@@ -32,10 +34,28 @@ def combine(op: ReduceOp, operands: Sequence[Array]) -> Array:
         for value in values[1:]:
             result = _PAIR[name](result, value)
         if name == "avg":
-            # Parts of a complex number are divided each for itself, as the native kernel does.
-            flat = result.view(result.real.dtype) if wide.kind == "c" else result
-            result = (flat / flat.dtype.type(len(operands))).view(wide)
+            result = divided(result, len(operands))
         return result.astype(dtype)
+
+
+def _plain_sum(operands: Sequence[Array]) -> Array:
+    """The common case, without a copy of each operand."""
+    with np.errstate(all="ignore"):
+        total = operands[0] + operands[1] if len(operands) > 1 else operands[0].copy()
+        for operand in operands[2:]:
+            total += operand
+    return np.asarray(total)
+
+
+def divided(total: Array, count: int) -> Array:
+    """A sum of floats divided by how many they were; 16-bit floats in float32, rounded once."""
+    dtype = total.dtype
+    # Parts of a complex number are divided each for itself, as the native kernel does.
+    parts = total.view(total.real.dtype) if dtype.kind == "c" else total
+    wide = parts.dtype if parts.dtype.itemsize > 2 else np.dtype(np.float32)
+    with np.errstate(all="ignore"):
+        quotient = parts.astype(wide) / wide.type(count)
+    return quotient.astype(parts.dtype).view(dtype)
 
 
 def _smaller(a: Array, b: Array) -> Array:

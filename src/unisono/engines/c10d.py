@@ -1,0 +1,396 @@
+"""torch's process groups as plain objects: made, fed with buffers, waited for, and understood.
+
+torch is imported when an engine runs, not with this module.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from importlib.util import find_spec
+from typing import Any
+
+from unisono.core.buffers import Buffer
+from unisono.core.engine import ReduceOp, Work
+from unisono.errors import (
+    CommTimeout,
+    LaunchError,
+    MismatchError,
+    PeerLost,
+    UnisonoError,
+    Unsupported,
+)
+
+__all__ = [
+    "Message",
+    "all_reduce_there",
+    "as_bytes",
+    "bytes_of",
+    "check_own_part",
+    "default_group",
+    "devices_of",
+    "is_elsewhere",
+    "make",
+    "parts",
+    "prefixed",
+    "reduce_scatter_there",
+    "reduce_there",
+    "rooted",
+    "swap_by_messages",
+    "swap_in_one_call",
+    "tensor_of",
+    "unavailable",
+    "wait",
+]
+
+_SWAP = 1 << 30  # the tag of messages that are part of a call; users' own are below
+_SPIN = 2e-4  # seconds of asking without a pause
+_PAUSE = 1e-4  # seconds between two looks after that
+
+#: What torch says when a peer is gone; it has no error class of its own for this.
+_LOST = ("closed by peer", "connection reset", "broken pipe", "refused", "unreachable", "eof")
+
+
+# ---- groups --------------------------------------------------------------------------------------
+
+
+def unavailable(backend: str) -> str | None:
+    """Say why a backend of torch cannot run here, and what would mend that."""
+    if find_spec("torch") is None:
+        return "torch is not installed: pip install 'unisono[torch]'"
+    if backend == "gloo":
+        return None  # every torch has it, and importing torch to ask takes seconds
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return "this torch was built without torch.distributed"
+    if not dist.is_backend_available(backend):
+        return f"this torch has no backend {backend!r}; it has {_present()}"
+    return None
+
+
+def devices_of(backend: str) -> list[str]:
+    """Whose memory a backend reaches."""
+    import torch.distributed as dist
+
+    return list(dist.Backend.backend_capability.get(backend, ["cpu"]))
+
+
+def _present() -> str:
+    import torch.distributed as dist
+
+    names = [name for name in dist.Backend.backend_list if name not in ("undefined", "fake")]
+    return ", ".join(name for name in names if dist.is_backend_available(name))
+
+
+def prefixed(prefix: str, store: Any) -> Any:
+    """A store within a store."""
+    import torch.distributed as dist
+
+    return dist.PrefixStore(prefix, store)
+
+
+def default_group(rank: int, size: int, backend: str | None) -> Any:
+    """torch's default group, if there is one of this backend, or of any but ours if it is None."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized() or dist.get_backend() == "unisono":
+        return None
+    if backend not in (None, dist.get_backend()):
+        return None
+    if (dist.get_rank(), dist.get_world_size()) != (rank, size):
+        raise LaunchError(
+            f"torch.distributed is initialised with rank {dist.get_rank()} of "
+            f"{dist.get_world_size()}, but this is rank {rank} of {size}"
+        )
+    return dist.group.WORLD
+
+
+def make(backend: str, store: Any, rank: int, size: int, timeout: float, name: str) -> Any:
+    """A group of its own, which torch's functions do not know of."""
+    import torch.distributed as dist
+
+    patience = timedelta(seconds=timeout)
+    try:
+        if backend == "gloo":
+            return dist.ProcessGroupGloo(store, rank, size, patience)
+        if backend == "nccl":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = patience
+            return dist.ProcessGroupNCCL(store, rank, size, options)
+        if backend == "mpi":
+            return dist.ProcessGroupMPI.create([])
+        if backend == "ucc":
+            return dist.ProcessGroupUCC(store, rank, size, timeout=patience)
+        return _third_party(backend, store, rank, size, patience, name)
+    except RuntimeError as error:
+        raise _understood(error, name) from error
+
+
+def _third_party(
+    backend: str, store: Any, rank: int, size: int, timeout: timedelta, name: str
+) -> Any:
+    """A backend that registered itself, as torch_npu registers hccl."""
+    import torch.distributed as dist
+
+    plugin = dist.Backend._plugins[backend.upper()]
+    if not plugin.extended_api:
+        return plugin.creator_fn(store, rank, size, timeout)
+    options = dist.distributed_c10d._DistributedBackendOptions()
+    options.store, options.group_rank, options.group_size = store, rank, size
+    options.timeout, options.group_id = timeout, name
+    options.global_ranks_in_group = list(range(size))
+    return plugin.creator_fn(options, None)
+
+
+# ---- buffers as tensors --------------------------------------------------------------------------
+
+
+def is_elsewhere(buffer: Buffer) -> bool:
+    """Whether the memory is a GPU's."""
+    return buffer.device != "cpu"
+
+
+def tensor_of(buffer: Buffer) -> Any:
+    """The same memory as a flat tensor; bytes for a dtype that torch does not know."""
+    import torch
+
+    if is_elsewhere(buffer):
+        return buffer.owner.detach().view(-1)  # type: ignore[attr-defined]
+    dtype = getattr(torch, buffer.dtype.name)
+    if buffer.count == 0:
+        return torch.empty(0, dtype=dtype)
+    memory = (ctypes.c_char * buffer.nbytes).from_address(buffer.address)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
+
+
+def as_bytes(tensor: Any) -> Any:
+    """The same memory as bytes: backends move those, whatever dtypes they lack."""
+    return tensor.view(sys.modules["torch"].uint8)
+
+
+def bytes_of(buffer: Buffer) -> Any:
+    """The memory of a buffer as a tensor of bytes."""
+    return as_bytes(tensor_of(buffer))
+
+
+def parts(tensor: Any, counts: Sequence[int]) -> list[Any]:
+    """A flat tensor, cut into one part for each rank."""
+    return list(tensor.split(list(counts)))
+
+
+# ---- calls ---------------------------------------------------------------------------------------
+
+
+def rooted(root: int) -> Any:
+    """The options of a broadcast."""
+    import torch.distributed as dist
+
+    options = dist.BroadcastOptions()
+    options.rootRank = root
+    return options
+
+
+def wait(work: Any, timeout: float, name: str) -> None:
+    """Wait for a collective; lets Ctrl-C through, which torch's own wait does not."""
+    began = time.monotonic()
+    while not work.is_completed():
+        waited = time.monotonic() - began
+        if waited > timeout:
+            raise CommTimeout(f"{name} reached its timeout of {timeout:g} s; it does not say why")
+        if waited > _SPIN:
+            time.sleep(_PAUSE)
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise _understood(error, name) from error
+
+
+def check_own_part(rank: int, outgoing: Sequence[Any], incoming: Sequence[Any]) -> None:
+    """What a rank sends itself is what it receives from itself."""
+    sent, room = outgoing[rank].numel(), incoming[rank].numel()
+    if sent != room:
+        text = f"rank {rank} sends itself {sent} elements, but receives {room}"
+        raise MismatchError(text, (rank,))
+
+
+def swap_in_one_call(
+    group: Any,
+    rank: int,
+    outgoing: Sequence[Any],
+    incoming: Sequence[Any],
+    finish: Callable[[Any], None],
+) -> None:
+    """Send and receive a part of bytes for each other rank, as one uneven all_to_all."""
+    import torch
+
+    others = [each for each in range(len(outgoing)) if each != rank]
+    rows = [
+        [0 if each == rank else part.numel() for each, part in enumerate(side)]
+        for side in (incoming, outgoing)
+    ]
+    source = torch.cat([outgoing[each] for each in others] or [outgoing[rank][:0]])
+    landing = source.new_empty(sum(rows[0]))
+    finish(group.alltoall_base(landing, source, *rows))
+    pieces = landing.split(rows[0])
+    for each in others:
+        incoming[each].copy_(pieces[each])
+
+
+def swap_by_messages(
+    ways: tuple[Any, Any],
+    rank: int,
+    outgoing: Sequence[Any],
+    incoming: Sequence[Any],
+    timeout: float,
+    name: str,
+) -> None:
+    """The same by messages: all at once, and those to lower ranks over the second group."""
+    up, down = ways
+    patience = timedelta(seconds=timeout)
+    others = [peer for peer in range(len(outgoing)) if peer != rank]
+    waited_for = None
+    try:
+        works = [
+            (peer, (down if peer > rank else up).recv([incoming[peer]], peer, _SWAP))
+            for peer in others
+            if incoming[peer].numel()
+        ]
+        works += [
+            (peer, (up if peer > rank else down).send([outgoing[peer]], peer, _SWAP))
+            for peer in others
+            if outgoing[peer].numel()
+        ]
+        for waited_for, work in works:  # noqa: B007 - the error tells it
+            work.wait(patience)
+    except RuntimeError as error:
+        raise _understood(error, name, waited_for) from error
+
+
+class Message(Work):
+    """A message under way; torch waits for it in a thread, for it cannot be asked."""
+
+    def __init__(
+        self,
+        start: Callable[[], Any],
+        timeout: timedelta,
+        name: str,
+        source: Callable[[Any], int | None],
+    ) -> None:
+        super().__init__()
+        self._start = start
+        self._timeout = timeout
+        self._name = name
+        self._source = source
+        self._ended = threading.Event()
+        self._failure: UnisonoError | None = None
+
+    def begin(self, in_a_thread: bool) -> None:
+        """Start it; in the caller's thread, it has ended when this returns."""
+        try:
+            work = self._start()
+        except RuntimeError as error:
+            raise _understood(error, self._name) from error
+        if in_a_thread:
+            threading.Thread(target=self._finish, args=(work,), daemon=True).start()
+        else:
+            self._finish(work)
+
+    def _finish(self, work: Any) -> None:
+        try:
+            work.wait(self._timeout)
+            self.source = self._source(work)
+        except RuntimeError as error:
+            self._failure = _understood(error, self._name)
+        finally:
+            self._ended.set()
+
+    def _poll(self) -> bool:
+        return self._ended.is_set()
+
+    def _block(self, timeout: float | None) -> None:
+        if not self._ended.wait(timeout):
+            raise CommTimeout(f"the message has not come after {timeout:g} s; it goes on")
+        if self._failure is not None:
+            raise self._failure
+
+
+def _understood(error: RuntimeError, name: str, peer: int | None = None) -> UnisonoError:
+    """Our error for one of torch's, which only its text tells apart; `peer` is who was needed."""
+    if isinstance(error, UnisonoError):
+        return error
+    text = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+    low = text.lower()
+    if "timed out" in low or "timeout" in low:
+        who = "" if peer is None else f" waiting for rank {peer}"
+        return CommTimeout(f"{name}{who}: {text}", () if peer is None else (peer,))
+    if any(word in low for word in _LOST):
+        who = "a rank" if peer is None else f"rank {peer}"
+        return PeerLost(f"{name} lost {who}: {text}", () if peer is None else (peer,))
+    return UnisonoError(f"{name}: {text}")
+
+
+# ---- reductions on a GPU -------------------------------------------------------------------------
+
+
+def _operator(op: ReduceOp) -> Any:
+    import torch.distributed as dist
+
+    if op.name == "premul_sum":
+        return dist._make_nccl_premul_sum(op.factor)
+    return getattr(dist.ReduceOp, op.name.upper())
+
+
+def all_reduce_there(
+    group: Any, src: Buffer, dst: Buffer, op: ReduceOp, finish: Callable[[Any], None]
+) -> None:
+    """Let the backend reduce, in place in dst."""
+    import torch.distributed as dist
+
+    target = tensor_of(dst)
+    if src.address != dst.address:
+        target.copy_(tensor_of(src))
+    options = dist.AllreduceOptions()
+    options.reduceOp = _operator(op)
+    finish(group.allreduce([target], options))
+
+
+def reduce_there(
+    group: Any,
+    src: Buffer,
+    dst: Buffer | None,
+    op: ReduceOp,
+    root: int,
+    finish: Callable[[Any], None],
+) -> None:
+    """Let the backend reduce; ranks other than the root keep what they have."""
+    import torch.distributed as dist
+
+    options = dist.ReduceOptions()
+    options.reduceOp, options.rootRank = _operator(op), root
+    work = tensor_of(src).clone()
+    finish(group.reduce([work], options))
+    if dst is not None:
+        tensor_of(dst).copy_(work)
+
+
+def reduce_scatter_there(
+    group: Any,
+    src: Buffer,
+    dst: Buffer,
+    op: ReduceOp,
+    shares: Sequence[int],
+    finish: Callable[[Any], None],
+) -> None:
+    """Let the backend reduce and share out equal parts."""
+    import torch.distributed as dist
+
+    if len(set(shares)) > 1:
+        raise Unsupported("on a GPU reduce_scatter has equal parts only; pad the shorter ones")
+    options = dist.ReduceScatterOptions()
+    options.reduceOp = _operator(op)
+    finish(group._reduce_scatter_base(tensor_of(dst), tensor_of(src).clone(), options))

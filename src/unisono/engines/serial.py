@@ -1,0 +1,133 @@
+"""Calls of one engine, one after the other: in the caller's thread if it waits, else in another.
+
+For engines whose calls are rows of steps in Python. The native engine has the same idea in C++.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from unisono.core.engine import DONE, Work
+from unisono.errors import CommTimeout, NotReady, UnisonoError
+
+__all__ = ["Deferred", "Serial"]
+
+#: What a call does: it returns when its result is in its place, or raises.
+_Job = Callable[[], None]
+
+_IDLE = 1.0  # seconds that the thread stays without work
+
+
+class Deferred(Work):
+    """A call that another thread runs."""
+
+    def __init__(self, job: _Job) -> None:
+        super().__init__()
+        self._job: _Job | None = job
+        self._ended = threading.Event()
+        self._failure: UnisonoError | None = None
+
+    def _poll(self) -> bool:
+        return self._ended.is_set()
+
+    def _block(self, timeout: float | None) -> None:
+        if not self._ended.wait(timeout):
+            raise CommTimeout(f"the call has not ended after {timeout:g} s; it goes on")
+        if self._failure is not None:
+            raise self._failure
+
+    def run(self) -> None:
+        """Do it, in the thread that has the turn."""
+        assert self._job is not None
+        try:
+            self._job()
+        except UnisonoError as error:
+            self.end(error)
+        except BaseException as error:
+            failure = UnisonoError(f"{type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self.end(failure)
+        else:
+            self.end(None)
+
+    def end(self, failure: UnisonoError | None) -> None:
+        """Note the outcome, and let go of the memory."""
+        self._failure = failure
+        self._job = None
+        self._ended.set()
+
+
+class Serial:
+    """The calls of one engine in one order.
+
+    `always_apart` keeps them out of the caller's thread even if it waits: for calls that are deaf
+    to Ctrl-C.
+    """
+
+    def __init__(self, name: str, always_apart: bool = False) -> None:
+        self._name = name
+        self._always_apart = always_apart
+        self._changed = threading.Condition()
+        self._queue: deque[Deferred] = deque()
+        self._busy = False  # a call runs, in whichever thread
+        self._serving = False  # the thread is there
+        self._closed = False
+
+    def start(self, job: _Job, blocking: bool) -> Work:
+        """Run a call, or queue it if the caller does not wait or others are before it."""
+        with self._changed:
+            if self._closed:
+                raise NotReady("the engine is closed")
+            if blocking and not (self._always_apart or self._busy or self._queue):
+                self._busy = True
+                work = None
+            else:
+                work = Deferred(job)
+                self._queue.append(work)
+                self._serve_soon()
+        if work is not None:
+            if blocking:
+                work.wait()
+            return work
+        try:
+            job()
+        finally:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+        return DONE
+
+    def close(self, seconds: float) -> None:
+        """Let queued calls end for so long, then give them up; closing twice is allowed."""
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: not self._queue and not self._busy, seconds)
+            left, self._queue = list(self._queue), deque()
+            self._changed.notify_all()
+        for work in left:
+            work.end(NotReady("the engine was closed before the call began"))
+
+    def _serve_soon(self) -> None:
+        self._changed.notify_all()
+        if not self._serving:
+            self._serving = True
+            threading.Thread(target=self._serve, name=f"unisono {self._name}", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                ready = self._changed.wait_for(lambda: self._queue and not self._busy, _IDLE)
+                if not ready:
+                    if self._queue:
+                        continue  # a caller's own call takes long
+                    self._serving = False
+                    return
+                work = self._queue.popleft()
+                self._busy = True
+            work.run()
+            del work  # its memory is not ours to keep
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
