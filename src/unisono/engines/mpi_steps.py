@@ -1,0 +1,226 @@
+"""The steps that MPI's collectives are made of: calls that are waited for, exchanges, the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from unisono.core.buffers import Buffer
+from unisono.core.engine import Counts, Engine, ReduceOp, Work
+from unisono.engines import mpi_types
+from unisono.engines.arithmetic import Array, combine
+from unisono.engines.mpi_calls import CALLING, Mailbox, Request, wait_for
+from unisono.engines.mpi_leaving import Notices
+from unisono.engines.mpi_types import as_bytes
+from unisono.engines.serial import Serial
+from unisono.errors import ArgumentError, CommTimeout, MismatchError, NotReady, PeerLost
+
+__all__ = ["MpiSteps"]
+
+_DRAIN = 2.0  # seconds that close() lets queued calls go on
+_OVERTAKING = 0.2  # seconds by which a notice may come before a message that was sent first
+
+
+class MpiSteps(Engine):
+    """What the verbs of engine `mpi` have in common: one communicator, used in one order."""
+
+    def __init__(
+        self, communicator: Any, timeout: float, notices: Notices, group: int, world: Sequence[int]
+    ) -> None:
+        from mpi4py import MPI
+
+        communicator.Set_errhandler(MPI.ERRORS_RETURN)
+        self._mpi = MPI
+        self._communicator = communicator
+        self.rank = communicator.Get_rank()
+        self.size = communicator.Get_size()
+        self.timeout = timeout
+        self._patience = timeout  # of the call that runs
+        # The lower half of the tags is the user's, but for the last of them; the rest is ours.
+        self._first_own_tag = communicator.Get_attr(MPI.TAG_UB) // 2
+        self._serial = Serial(f"{self.name}, rank {self.rank} of {self.size}")
+        self._mailbox = Mailbox(communicator, self.name, self._has_left)
+        self._notices = notices
+        self._group = group
+        self._world = world  # the members' ranks in MPI's world
+        self._calls = 0  # collectives that this rank has brought to their end
+        self._leavers = notices.join(group)
+        self._abandoned: list[object] = []  # requests that nobody waits for, and their memory
+        self._broken = ""
+        self._closed = False
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._serial.close(_DRAIN)
+        self._mailbox.close()
+        with CALLING:
+            self._closed = True
+            if not self._mpi.Is_finalized():
+                self._leave(late=False)
+            self._notices.forget(self._group)
+            # MPI keeps a communicator with calls under way; to free it might wait for others.
+            if not (self._abandoned or self._mailbox.abandoned or self._mpi.Is_finalized()):
+                self._communicator.Free()
+
+    def _even(self, counts: Counts, share: int) -> list[int]:
+        return [share] * self.size if counts is None else list(counts)
+
+    def _tag(self, tag: int) -> int:
+        if not 0 <= tag < self._first_own_tag:
+            last = self._first_own_tag - 1
+            raise ArgumentError(f"tag {tag} is out of range: this MPI leaves us 0 to {last}")
+        return tag
+
+    def _start(self, job: Callable[[], None], blocking: bool, *memory: Buffer | None) -> Work:
+        """Run a call, or queue it; if it is given up, its memory is kept, for MPI may use it."""
+        patience = self.timeout
+
+        def guarded() -> None:
+            if self._broken:
+                raise NotReady(f"{self.name}: {self._broken}, so this group is of no use any more")
+            self._patience = patience
+            before = len(self._abandoned)
+            try:
+                self._look_around(True, entering=True)
+                job()
+                self._calls += 1
+            finally:
+                if len(self._abandoned) > before:
+                    self._abandoned.append(memory)
+
+        return self._serial.start(guarded, blocking)
+
+    def _call(self, name: str, start: Callable[[], Any], memory: object = None) -> None:
+        """Start one of MPI's collectives, and wait for it."""
+        self._wait(name, lambda: [Request(start(), None, memory)])
+
+    def _wait(
+        self, name: str, start: Callable[[], Iterable[Request]], among: Sequence[int] | None = None
+    ) -> None:
+        """Start requests and wait for them; `among` are the ranks that matter, if not all do."""
+        requests: list[Request] = []
+        try:
+            with CALLING:
+                requests.extend(start())  # what has begun is in the list, even if the next fails
+            wait_for(
+                requests,
+                self._patience,
+                self.name,
+                name,
+                lambda far: self._look_around(far, among=among),
+            )
+        except BaseException as error:
+            if requests:
+                self._give_up(name, requests, error)
+            if isinstance(error, self._mpi.Exception):
+                raise mpi_types.understood(error, self.name, name) from error
+            raise
+
+    def _give_up(self, name: str, requests: list[Request], error: BaseException) -> None:
+        """Keep what MPI still has, and tell the others unless they know."""
+        self._abandoned += requests
+        late = isinstance(error, CommTimeout)
+        how = "timed out" if late else "was given up"
+        self._broken = f"an earlier {name} {how} and ranks may be in different calls"
+        if not isinstance(error, PeerLost | NotReady):
+            with CALLING:
+                self._leave(late)
+
+    def _leave(self, late: bool) -> None:
+        others = [rank for rank in self._world if rank != self._world[self.rank]]
+        self._notices.tell(self._group, self.rank, self._calls, others, late)
+
+    def _look_around(
+        self, far: bool, entering: bool = False, among: Sequence[int] | None = None
+    ) -> None:
+        """Raise if this engine is gone; if it is to look `far`, also if a rank is."""
+        with CALLING:
+            if self._closed or self._mpi.Is_finalized():
+                raise NotReady(f"{self.name}: the engine is closed, or MPI was finalised")
+            if not far:
+                return
+            self._notices.listen()
+        now = time.monotonic()
+        lost = [
+            rank
+            for rank, leaver in sorted(self._leavers.items())
+            if leaver.calls <= self._calls
+            and (entering or leaver.final <= now)
+            and (among is None or rank in among)
+        ]
+        if lost:
+            names = " and ".join(f"rank {rank}" for rank in lost)
+            raise PeerLost(f"{self.name}: {names} closed the group, or gave up a call in it", lost)
+
+    def _has_left(self, peer: int | None) -> bool:
+        """Whether no message will come from a rank any more, nor be taken by it."""
+        self._notices.listen()
+        final = time.monotonic() - _OVERTAKING
+        gone = {rank for rank, leaver in self._leavers.items() if leaver.final < final}
+        return peer in gone or (peer is None and len(gone) == self.size - 1 > 0)
+
+    def _exchange(
+        self, name: str, sends: Sequence[Array | None], receives: Sequence[Array | None]
+    ) -> None:
+        """Send each rank its part and receive each rank's; where None is, there is no message."""
+        own, mine = sends[self.rank], receives[self.rank]
+        if own is not None and mine is not None:
+            self._check_fit(name, self.rank, own.nbytes, mine)
+            if own.size and own.ctypes.data != mine.ctypes.data:
+                mine[:] = own
+        comers: list[tuple[Request, Array]] = []
+        communicator, tag = self._communicator, self._first_own_tag
+
+        def start() -> Iterator[Request]:
+            for step in range(1, self.size):
+                source, target = (self.rank - step) % self.size, (self.rank + step) % self.size
+                into, out = receives[source], sends[target]
+                if into is not None:
+                    came = Request(communicator.Irecv(as_bytes(into), source, tag), source, into)
+                    comers.append((came, into))
+                    yield came
+                if out is not None:
+                    yield Request(communicator.Isend(as_bytes(out), target, tag), target, out)
+
+        self._wait(name, start)
+        for request, into in comers:
+            self._check_fit(name, request.peer or 0, request.nbytes, into)
+
+    def _check_fit(self, name: str, peer: int, nbytes: int, into: Array) -> None:
+        if nbytes != into.nbytes:
+            sent, expected = nbytes // into.itemsize, into.size
+            raise MismatchError(
+                f"{self.name}: in {name} rank {peer} sends {sent} elements to rank {self.rank}, "
+                f"which expects {expected}",
+                (peer,),
+            )
+
+    def _all_gather_equal(self, name: str, source: Array, target: Array) -> None:
+        out, into = as_bytes(source), as_bytes(target[: source.size])
+        into[0] = target.view(np.uint8)
+        self._call(name, lambda: self._communicator.Iallgather(out, into), (source, target))
+
+    def _fold(self, name: str, parts: Sequence[Array], op: ReduceOp) -> Array:
+        """This rank's part of a sum: everybody sends each rank what it has of its part."""
+        operands = np.empty((self.size, parts[self.rank].size), parts[0].dtype)
+        self._exchange(name, parts, list(operands))
+        return combine(op, list(operands))
+
+    def _meet(self, ranks: Sequence[int], tag: int) -> None:
+        """Return when all of `ranks` are here: the first hears of all, and answers."""
+        first, others = ranks[0], [rank for rank in ranks if rank != ranks[0]]
+        peers = others if self.rank == first else [first]
+        communicator, nothing = self._communicator, np.empty(0, np.uint8)
+
+        def send() -> Iterator[Request]:
+            return (Request(communicator.Isend(as_bytes(nothing), to, tag), to) for to in peers)
+
+        def hear() -> Iterator[Request]:
+            return (Request(communicator.Irecv(as_bytes(nothing), of, tag), of) for of in peers)
+
+        for turn in (hear, send) if self.rank == first else (send, hear):
+            self._wait("split", turn, ranks)
