@@ -80,7 +80,8 @@ def test_doctor_json() -> None:
     findings = json.loads(done.stdout)
     assert findings["unisono"] == version("unisono")
     assert findings["frameworks"]["numpy"] == version("numpy")
-    assert findings["engines"]["threads"] == {"runs": True, "reason": None}
+    assert findings["engines"]["threads"] == {"runs": True, "reason": None, "gaps": []}
+    assert findings["engines"]["hybrid"]["gaps"][0].keys() == {"what", "reason"}
     assert findings["host"]["cores"] == len(os.sched_getaffinity(0))
     assert findings["host"]["memory_available"] > 0
     shm = findings["engines"]["shm"]

@@ -1,4 +1,7 @@
-"""`unisono doctor`: which engines and frameworks run here, and why not."""
+"""`unisono doctor`: which engines and frameworks run here, and why not.
+
+With --network every rank of a job runs it, and it is about the job; see `doctor_network`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import unisono
-from unisono.core import registry, rendezvous
+from unisono.core import gaps, registry, rendezvous
 from unisono.errors import LaunchError
 
 __all__ = ["configure", "examine", "main"]
@@ -37,10 +40,19 @@ _FRAMEWORKS = {
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `unisono doctor`."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--network",
+        action="store_true",
+        help="in a job, by every rank: latency and bandwidth between its hosts",
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the findings; return 1 if the default engine does not run here."""
+    if arguments.network:
+        from unisono import doctor_network
+
+        return doctor_network.main(arguments)
     findings = examine()
     if arguments.json:
         print(json.dumps(findings, indent=2))
@@ -55,7 +67,11 @@ def examine() -> dict[str, Any]:
         "unisono": unisono.__version__,
         "python": f"{platform.python_version()} ({sys.executable})",
         "engines": {
-            name: {"runs": reason is None, "reason": reason}
+            name: {
+                "runs": reason is None,
+                "reason": reason,
+                "gaps": [{"what": gap.what, "reason": gap.reason} for gap in gaps.of(name)],
+            }
             for name, reason in registry.available().items()
         },
         "frameworks": {name: _version(names) for name, names in _FRAMEWORKS.items()},
@@ -124,6 +140,9 @@ def _rows(findings: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     for name, answer in findings["engines"].items():
         default = " (default)" if name == _DEFAULT_ENGINE else ""
         yield "engine", name + default, "runs" if answer["runs"] else f"no: {answer['reason']}"
+    for name, answer in findings["engines"].items():
+        for gap in answer["gaps"]:
+            yield "gap", name, gap["what"]
     for name, version in findings["frameworks"].items():
         yield "framework", name, version or "not installed"
     host = findings["host"]
