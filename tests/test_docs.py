@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from unisono.core import gaps, registry
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -73,3 +75,12 @@ def test_picture_names_what_exists() -> None:
             if name.startswith("unisono.")
         )
         assert found, f"the picture shows {label!r}, which is no module"
+
+
+def test_gaps_of_engines_are_told() -> None:
+    rows = (ROOT / "docs/engines.md").read_text().splitlines()
+    told = [row for row in rows if row.startswith("| `") and row.count("|") == 4]
+    every = [gap for name in registry.names() for gap in gaps.of(name)]
+    assert len(every) > 5
+    for gap in every:
+        assert f"| `{gap.engine}` | {gap.what} | {gap.reason} |" in told

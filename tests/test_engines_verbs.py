@@ -182,6 +182,7 @@ def odd_memory(group: Group) -> None:
     assert not target[1::2].any(), "wrote between the elements"
 
 
+@pytest.mark.needs("rank order")
 def test_memory_that_is_not_contiguous(world, ranks):
     world(ranks, odd_memory)
 

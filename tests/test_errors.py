@@ -151,6 +151,7 @@ def disagree(group: Group, name: str, blocking: bool) -> UnisonoError:
 
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asynchronous"])
 @pytest.mark.parametrize("name", MISMATCHES)
+@pytest.mark.needs("mismatch")
 def test_mismatch_is_told_to_every_rank(world, name, blocking):
     ours, theirs, words = MISMATCHES[name]
     for rank, error in enumerate(world(3, disagree, name, blocking)):
@@ -186,6 +187,7 @@ def other_message(group: Group, sent: np.ndarray, wanted: np.ndarray) -> Unisono
     ],
     ids=["too short", "too long", "dtype", "much too long"],
 )
+@pytest.mark.needs("mismatch")
 def test_message_that_does_not_fit(world, sent, wanted, words):
     error = world(2, other_message, sent, wanted)[1]
     assert type(error) is MismatchError
@@ -206,6 +208,7 @@ def absent(group: Group, blocking: bool) -> UnisonoError:
 
 
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asynchronous"])
+@pytest.mark.needs("named ranks")
 def test_rank_that_does_not_come(world, blocking):
     *waited, late = world(3, absent, blocking, timeout=1.0)
     for rank, error in enumerate(waited):
@@ -223,6 +226,7 @@ def no_message(group: Group) -> UnisonoError | None:
     return fault(lambda: call(group, True, "recv", np.zeros(3), 1, 0))
 
 
+@pytest.mark.needs("named ranks")
 def test_message_that_does_not_come(world):
     error = world(2, no_message, timeout=1.0)[0]
     assert type(error) is CommTimeout
@@ -253,6 +257,7 @@ def leave(group: Group, pause: float, verb: str) -> UnisonoError | None:
 
 @pytest.mark.parametrize("verb", ["all_reduce", "recv"])
 @pytest.mark.parametrize("pause", [0.0, 0.3], ids=["at once", "while they wait"])
+@pytest.mark.needs("named ranks")
 def test_rank_that_closes_its_group(world, pause, verb):
     *waited, _ = world(3, leave, pause, verb)
     for rank, error in enumerate(waited):
@@ -275,6 +280,7 @@ def die(group: Group, folder: Path) -> None:
     (folder / str(group.rank)).write_text("\n".join(lines))
 
 
+@pytest.mark.needs("named ranks")
 def test_rank_that_dies(world, engine, tmp_path):
     if engine == "threads":
         pytest.skip("a thread cannot die without a word")

@@ -141,6 +141,7 @@ def test_reduce__torch_tensor_of_dst_holds_the_result(facts: list[Facts]) -> Non
     assert facts[DST]["torch tensor"] == SUM
 
 
+@pytest.mark.needs("mismatch")
 def test_reduce__torch_all_tensors_must_have_one_shape(engine: str) -> None:
     for found in collect(measure_torch_shapes, engine):
         assert "MismatchError" in found["error"]
@@ -176,6 +177,7 @@ def test_reduce__mindspore_has_four_inputs() -> None:
     assert len(parameters(comm_func.reduce)) == 4
 
 
+@pytest.mark.needs("mismatch")
 def test_reduce__mindspore_all_tensors_must_have_one_shape(engine: str) -> None:
     for found in collect(measure_mindspore_shapes, engine):
         assert "MismatchError" in found["error"]

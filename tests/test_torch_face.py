@@ -365,5 +365,6 @@ def lists_of_two_lengths(world):
     return False
 
 
+@pytest.mark.needs("mismatch")
 def test_broadcast_object_list_of_two_lengths_is_a_mismatch(world):
     assert world(2, lists_of_two_lengths, timeout=20) == [True, True]

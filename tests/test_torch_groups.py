@@ -192,6 +192,7 @@ def one_is_late(world):
     return caught.value.ranks  # of the world, though the engine counts in the group
 
 
+@pytest.mark.needs("named ranks")
 def test_monitored_barrier_names_who_is_missing(world):
     assert world(RANKS, one_is_late, timeout=30)[1] == (2,)
 

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import pickle
 import secrets
+import socket
 import threading
 import time
 import traceback
@@ -29,10 +30,11 @@ _POOLS = 2  # kept at a time: each holds n interpreters and their shared memory
 
 
 def engines() -> list[str]:
-    """The engines to test: those that run here, or those that UNISONO_TEST_ENGINES names."""
+    """The engines to test: those of one host, or those that UNISONO_TEST_ENGINES names."""
     wanted = os.environ.get("UNISONO_TEST_ENGINES")
     if not wanted:
-        return [name for name, reason in registry.available().items() if reason is None]
+        own = ("threads", "shm")
+        return [name for name in own if registry.load(name).unavailable() is None]
     chosen = [name.strip() for name in wanted.split(",")]
     for name in chosen:
         reason = registry.load(name).unavailable()
@@ -64,7 +66,7 @@ class Worlds:
         if engine == "threads":
             return _run_threads(n, function, args, timeout or _PATIENCE)
         if timeout is not None:
-            with contextlib.closing(_Pool(engine, n, timeout)) as pool:
+            with contextlib.closing(_make_pool(engine, n, timeout)) as pool:
                 return pool.run(function, args)
         pool = self._pool(engine, n)
         try:
@@ -83,9 +85,23 @@ class Worlds:
         if pool is None:
             while len(self._pools) >= _POOLS:
                 self._pools.pop(next(iter(self._pools))).close()
-            pool = _Pool(engine, n, _PATIENCE)
+            pool = _make_pool(engine, n, _PATIENCE)
         self._pools[engine, n] = pool
         return pool
+
+
+def _make_pool(engine: str, n: int, timeout: float) -> _Pool:
+    """Processes of this host, unless the engine needs mpiexec or several hosts."""
+    base = engine.partition(":")[0]
+    if base == "mpi":
+        from mpi_world import MpiPool  # it builds on this module
+
+        return MpiPool(engine, n, timeout)
+    if base == "hybrid":
+        from hosts_world import HostsPool
+
+        return HostsPool(engine, n, timeout)
+    return _Pool(engine, n, timeout)
 
 
 def _raise_first(failures: dict[int, BaseException], n: int) -> None:
@@ -138,6 +154,8 @@ class _Pool:
         self.n = n
         context = multiprocessing.get_context("spawn")
         job, secret = f"test-{secrets.token_hex(8)}", secrets.token_hex(32)
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
         self.pipes: list[Connection] = []
         self.processes = []
         for rank in range(n):
@@ -148,6 +166,8 @@ class _Pool:
                 "UNISONO_LOCAL_SIZE": str(n),
                 "UNISONO_JOB": job,
                 "UNISONO_SECRET": secret,
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
             }
             ours, theirs = context.Pipe()
             process = context.Process(
