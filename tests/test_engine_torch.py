@@ -52,6 +52,7 @@ dist.all_reduce(y)  # the user's own calls go on
 half = ours.new_group([0])
 ours.destroy_process_group()
 dist.barrier()  # and so does the group
+dist.destroy_process_group()  # Gloo's threads may abort a process that ends before them
 print(x.tolist(), y.tolist())
 """
 
