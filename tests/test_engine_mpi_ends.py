@@ -32,10 +32,9 @@ def short_share(group: Group) -> UnisonoError | None:
 
 
 def test_shares_that_do_not_fit() -> None:
-    error, *others = play(3, short_share)
-    assert type(error) is MismatchError
-    assert error.ranks == (2,) and "gather" in str(error)
-    assert others == [None, None]
+    for error in play(3, short_share):
+        assert type(error) is MismatchError
+        assert error.ranks == (2,) and "gather" in str(error)
 
 
 def short_message(group: Group) -> UnisonoError | None:
@@ -54,7 +53,7 @@ def test_a_message_that_does_not_fit() -> None:
     error = play(2, short_message)[1]
     assert type(error) is MismatchError
     assert error.ranks == (0,)
-    assert "5 elements" in str(error) and "7 of float64" in str(error)
+    assert "float64 x 5" in str(error) and "float64 x 7" in str(error)
 
 
 def nobody_comes(group: Group, verb: str) -> list[UnisonoError | None]:

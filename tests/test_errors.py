@@ -208,7 +208,6 @@ def absent(group: Group, blocking: bool) -> UnisonoError:
 
 
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asynchronous"])
-@pytest.mark.needs("named ranks")
 def test_rank_that_does_not_come(world, blocking):
     *waited, late = world(3, absent, blocking, timeout=1.0)
     for rank, error in enumerate(waited):
@@ -226,7 +225,6 @@ def no_message(group: Group) -> UnisonoError | None:
     return fault(lambda: call(group, True, "recv", np.zeros(3), 1, 0))
 
 
-@pytest.mark.needs("named ranks")
 def test_message_that_does_not_come(world):
     error = world(2, no_message, timeout=1.0)[0]
     assert type(error) is CommTimeout
@@ -257,7 +255,6 @@ def leave(group: Group, pause: float, verb: str) -> UnisonoError | None:
 
 @pytest.mark.parametrize("verb", ["all_reduce", "recv"])
 @pytest.mark.parametrize("pause", [0.0, 0.3], ids=["at once", "while they wait"])
-@pytest.mark.needs("named ranks")
 def test_rank_that_closes_its_group(world, pause, verb):
     *waited, _ = world(3, leave, pause, verb)
     for rank, error in enumerate(waited):
@@ -280,7 +277,7 @@ def die(group: Group, folder: Path) -> None:
     (folder / str(group.rank)).write_text("\n".join(lines))
 
 
-@pytest.mark.needs("named ranks")
+@pytest.mark.needs("lost rank")
 def test_rank_that_dies(world, engine, tmp_path):
     if engine == "threads":
         pytest.skip("a thread cannot die without a word")

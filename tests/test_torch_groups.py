@@ -186,13 +186,12 @@ def one_is_late(world):
     if world.rank != 1:
         time.sleep(1.0)
         return None
-    said = r"ranks \[2\] did not come within 0.2 s: barrier.* timeout of 0.2 s waiting for rank 1"
+    said = r"ranks \[2\] did not come within 0.2 s: .*waiting for rank 1"
     with pytest.raises(CommTimeout, match=said) as caught:
         dist.monitored_barrier(pair, timedelta(seconds=0.2))
     return caught.value.ranks  # of the world, though the engine counts in the group
 
 
-@pytest.mark.needs("named ranks")
 def test_monitored_barrier_names_who_is_missing(world):
     assert world(RANKS, one_is_late, timeout=30)[1] == (2,)
 

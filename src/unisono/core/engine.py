@@ -170,6 +170,8 @@ class Engine(ABC):
     rank: int
     size: int
     timeout: float
+    #: Whether the caller sees to it that ranks agree on their calls, so that the engine need not.
+    trusting: bool = False
 
     @classmethod
     def unavailable(cls) -> str | None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from unisono.core.dtypes import ReduceOp
 
-__all__ = ["Array", "combine", "divided"]
+__all__ = ["Array", "combine", "divided", "shares_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -95,3 +95,13 @@ def _integer_average(operands: Sequence[Array]) -> Array:
     total = sum(operand.astype(object) for operand in operands)
     quotients = [abs(value) // count * (1 if value >= 0 else -1) for value in np.ravel(total)]
     return np.array(quotients, dtype=operands[0].dtype)
+
+
+def shares_of(count: int, size: int) -> list[int]:
+    """How a vector is shared out for a reduction: as equally as it goes.
+
+    >>> shares_of(8, 3)
+    [3, 3, 2]
+    """
+    share, more = divmod(count, size)
+    return [share + (rank < more) for rank in range(size)]

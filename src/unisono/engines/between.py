@@ -1,24 +1,18 @@
-"""What joins hosts: which engine can, how ranks meet over it, and which hosts do not answer."""
+"""What joins hosts: which engine can, and how ranks meet over it."""
 
 from __future__ import annotations
 
 import secrets
 import socket
-import threading
-import time
-from typing import Any
 
 from unisono.core import hosts, objects, registry
 from unisono.core.engine import Engine
 from unisono.core.groups import Group
 from unisono.core.rendezvous import Launch
 from unisono.engines import stores
-from unisono.engines.layout import Layout
-from unisono.errors import CommTimeout, LaunchError, PeerLost, UnisonoError
+from unisono.errors import LaunchError
 
-__all__ = ["RollCall", "answer_time", "join", "unavailable"]
-
-_ANSWER = 4.0  # seconds at most that other hosts have to say that they are there
+__all__ = ["join", "unavailable"]
 
 
 def unavailable(net: str | None) -> str | None:
@@ -71,51 +65,3 @@ def _choose(launch: Launch) -> str:
         f"the {launch.size} ranks are on several hosts. torch cannot join them: {reason}. "
         f"mpi cannot: {other or 'mpiexec did not start them'}"
     )
-
-
-def answer_time(timeout: float) -> float:
-    """How much of a timeout is kept for finding out which hosts are gone."""
-    return min(_ANSWER, timeout / 4)
-
-
-class RollCall:
-    """Finds out which hosts are gone: those that are there say so in the store, if there is one."""
-
-    def __init__(self, layout: Layout, everyone: Engine) -> None:
-        self._layout = layout
-        self._store: Any = getattr(everyone, "store", None)
-
-    def named(self, error: UnisonoError, seconds: float) -> UnisonoError:
-        """The same error, with the names of the hosts that do not answer in so many seconds."""
-        missing = self._missing(seconds) if isinstance(error, (PeerLost, CommTimeout)) else []
-        if not missing:
-            return error
-        layout = self._layout
-        ranks = [rank for host in missing for rank in layout.hosts[host]]
-        names = ", ".join(
-            f"{layout.names[host]!r} (ranks {list(layout.hosts[host])})" for host in missing
-        )
-        return type(error)(f"no answer from host {names}: {error}", ranks)
-
-    def _missing(self, seconds: float) -> list[int]:
-        if self._store is None:
-            return []
-        others = [host for host in range(len(self._layout.hosts)) if host != self._layout.host]
-        seen: set[int] = set()
-        # In a thread: the store may be on the host that is gone, and then an answer takes minutes.
-        caller = threading.Thread(target=self._call, args=(others, seen, seconds), daemon=True)
-        caller.start()
-        caller.join(seconds)
-        return [host for host in others if host not in seen]
-
-    def _call(self, others: list[int], seen: set[int], seconds: float) -> None:
-        try:
-            self._store.set(f"roll call/{self._layout.host}", "here")
-            deadline = time.monotonic() + seconds
-            while time.monotonic() < deadline and len(seen) < len(others):
-                for host in others:
-                    if host not in seen and self._store.check([f"roll call/{host}"]):
-                        seen.add(host)
-                time.sleep(0.05)
-        except RuntimeError:
-            return  # no store, no answers: whoever was heard so far is there

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -15,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from unisono.core.buffers import Buffer
-from unisono.core.engine import ReduceOp, Work
+from unisono.core.engine import ReduceOp
 from unisono.errors import (
     CommTimeout,
     LaunchError,
@@ -26,7 +25,6 @@ from unisono.errors import (
 )
 
 __all__ = [
-    "Message",
     "all_reduce_there",
     "as_bytes",
     "bytes_of",
@@ -44,6 +42,7 @@ __all__ = [
     "swap_in_one_call",
     "tensor_of",
     "unavailable",
+    "understood",
     "wait",
 ]
 
@@ -128,7 +127,7 @@ def make(backend: str, store: Any, rank: int, size: int, timeout: float, name: s
             return dist.ProcessGroupUCC(store, rank, size, timeout=patience)
         return _third_party(backend, store, rank, size, patience, name)
     except RuntimeError as error:
-        raise _understood(error, name) from error
+        raise understood(error, name) from error
 
 
 def _third_party(
@@ -207,7 +206,7 @@ def wait(work: Any, timeout: float, name: str) -> None:
     try:
         work.wait()
     except RuntimeError as error:
-        raise _understood(error, name) from error
+        raise understood(error, name) from error
 
 
 def check_own_part(rank: int, outgoing: Sequence[Any], incoming: Sequence[Any]) -> None:
@@ -252,74 +251,23 @@ def swap_by_messages(
     """The same by messages: all at once, and those to lower ranks over the second group."""
     up, down = ways
     patience = timedelta(seconds=timeout)
-    others = [peer for peer in range(len(outgoing)) if peer != rank]
-    waited_for = None
+    works = []
+    needed = rank
     try:
-        works = [
-            (peer, (down if peer > rank else up).recv([incoming[peer]], peer, _SWAP))
-            for peer in others
-            if incoming[peer].numel()
-        ]
-        works += [
-            (peer, (up if peer > rank else down).send([outgoing[peer]], peer, _SWAP))
-            for peer in others
-            if outgoing[peer].numel()
-        ]
-        for waited_for, work in works:  # noqa: B007 - the error tells it
+        for needed in [peer for peer in range(len(outgoing)) if peer != rank]:
+            if incoming[needed].numel():
+                way = down if needed > rank else up
+                works.append((needed, way.recv([incoming[needed]], needed, _SWAP)))
+            if outgoing[needed].numel():
+                way = up if needed > rank else down
+                works.append((needed, way.send([outgoing[needed]], needed, _SWAP)))
+        for needed, work in works:  # noqa: B007 - the error tells it
             work.wait(patience)
     except RuntimeError as error:
-        raise _understood(error, name, waited_for) from error
+        raise understood(error, name, needed) from error
 
 
-class Message(Work):
-    """A message under way; torch waits for it in a thread, for it cannot be asked."""
-
-    def __init__(
-        self,
-        start: Callable[[], Any],
-        timeout: timedelta,
-        name: str,
-        source: Callable[[Any], int | None],
-    ) -> None:
-        super().__init__()
-        self._start = start
-        self._timeout = timeout
-        self._name = name
-        self._source = source
-        self._ended = threading.Event()
-        self._failure: UnisonoError | None = None
-
-    def begin(self, in_a_thread: bool) -> None:
-        """Start it; in the caller's thread, it has ended when this returns."""
-        try:
-            work = self._start()
-        except RuntimeError as error:
-            raise _understood(error, self._name) from error
-        if in_a_thread:
-            threading.Thread(target=self._finish, args=(work,), daemon=True).start()
-        else:
-            self._finish(work)
-
-    def _finish(self, work: Any) -> None:
-        try:
-            work.wait(self._timeout)
-            self.source = self._source(work)
-        except RuntimeError as error:
-            self._failure = _understood(error, self._name)
-        finally:
-            self._ended.set()
-
-    def _poll(self) -> bool:
-        return self._ended.is_set()
-
-    def _block(self, timeout: float | None) -> None:
-        if not self._ended.wait(timeout):
-            raise CommTimeout(f"the message has not come after {timeout:g} s; it goes on")
-        if self._failure is not None:
-            raise self._failure
-
-
-def _understood(error: RuntimeError, name: str, peer: int | None = None) -> UnisonoError:
+def understood(error: RuntimeError, name: str, peer: int | None = None) -> UnisonoError:
     """Our error for one of torch's, which only its text tells apart; `peer` is who was needed."""
     if isinstance(error, UnisonoError):
         return error

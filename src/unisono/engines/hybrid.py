@@ -18,11 +18,12 @@ from unisono.core.buffers import Buffer, view
 from unisono.core.engine import Counts, Engine, ReduceOp, Work
 from unisono.core.rendezvous import Launch
 from unisono.engines import between, stages
+from unisono.engines.agreement import Call
 from unisono.engines.arithmetic import Array, combine
 from unisono.engines.layout import Layout
 from unisono.engines.shm import ShmEngine
 from unisono.engines.two_levels import TwoLevels
-from unisono.errors import ArgumentError, MismatchError
+from unisono.errors import ArgumentError
 
 __all__ = ["HybridEngine"]
 
@@ -85,7 +86,7 @@ class HybridEngine(TwoLevels):
             self.in_pieces(source, out, lambda piece: self.spread(target[piece]))
             stages.average(op, target, self.size)
 
-        return self.start(job, blocking)
+        return self.start(Call("all_reduce", src.count, src.dtype, op), job, blocking)
 
     def reduce(
         self, src: Buffer, dst: Buffer | None, op: ReduceOp, root: int, blocking: bool
@@ -118,7 +119,7 @@ class HybridEngine(TwoLevels):
             if self.rank == root:
                 stages.average(op, target, self.size)
 
-        return self.start(job, blocking)
+        return self.start(Call("reduce", src.count, src.dtype, op, root), job, blocking)
 
     def reduce_scatter(
         self, src: Buffer, dst: Buffer, op: ReduceOp, counts: Counts, blocking: bool
@@ -149,7 +150,9 @@ class HybridEngine(TwoLevels):
             self.deal(own, dst.array, [shares[rank] for rank in self.here])
             stages.average(op, dst.array, self.size)
 
-        return self.start(job, blocking)
+        rows = shares, [dst.count] * self.size
+        call = Call("reduce_scatter", dst.count, src.dtype, op, None, rows, bool(counts))
+        return self.start(call, job, blocking)
 
     # ---- what only moves ----
 
@@ -176,7 +179,7 @@ class HybridEngine(TwoLevels):
 
             self.in_pieces(target, out, back)
 
-        return self.start(job, blocking)
+        return self.start(Call("broadcast", dst.count, dst.dtype, root=root), job, blocking)
 
     def all_gather(self, src: Buffer, dst: Buffer, counts: Counts, blocking: bool) -> Work:
         shares = self.even(counts, src.count)
@@ -198,13 +201,15 @@ class HybridEngine(TwoLevels):
                 self.spread(block)
             dst.array[:] = self.layout.to_rank_order(blocks, shares)
 
-        return self.start(job, blocking)
+        rows = [src.count] * self.size, shares
+        call = Call("all_gather", src.count, src.dtype, None, None, rows, bool(counts))
+        return self.start(call, job, blocking)
 
     def gather(
         self, src: Buffer, dst: Buffer | None, root: int, counts: Counts, blocking: bool
     ) -> Work:
         home = self.layout.host_of(root)
-        shares = self.even(counts, src.count) if self.rank == root else None
+        shares = self.even(counts, src.count) if self.rank == root else [0] * self.size
 
         def job() -> None:
             here = self.counts_here(src.count)
@@ -227,18 +232,16 @@ class HybridEngine(TwoLevels):
             )
             if not at_home:
                 return
-            if shares is not None and not self.layout.is_leader:
+            if self.rank == root and not self.layout.is_leader:
                 whole = np.empty(sum(shares), src.dtype.numpy)
             self.hand(whole, 0, self.layout.hosts[home].index(root))
-            if shares is not None and dst is not None:
-                if whole.size != sum(shares):
-                    raise MismatchError(
-                        f"the root expects {sum(shares)} elements, not {whole.size}"
-                    )
+            if dst is not None and self.rank == root:
                 ends = np.cumsum(self.layout.by_host(shares))[:-1]
                 dst.array[:] = self.layout.to_rank_order(np.split(whole, ends), shares)
 
-        return self.start(job, blocking)
+        sends = [src.count if rank == root else 0 for rank in range(self.size)]
+        call = Call("gather", src.count, src.dtype, None, root, (sends, shares), bool(counts))
+        return self.start(call, job, blocking)
 
     def scatter(
         self, src: Buffer | None, dst: Buffer, root: int, counts: Counts, blocking: bool
@@ -276,7 +279,10 @@ class HybridEngine(TwoLevels):
             )
             self.deal(own, dst.array, [told[rank] for rank in self.here])
 
-        return self.start(job, blocking)
+        sends = self.even(counts, dst.count) if self.rank == root else [0] * self.size
+        receives = [dst.count if rank == root else 0 for rank in range(self.size)]
+        call = Call("scatter", dst.count, dst.dtype, None, root, (sends, receives), bool(counts))
+        return self.start(call, job, blocking)
 
     def all_to_all(
         self, src: Buffer, dst: Buffer, sends: Counts, receives: Counts, blocking: bool
@@ -287,7 +293,10 @@ class HybridEngine(TwoLevels):
         def job() -> None:
             self._all_to_all(src.array, dst.array, ours, theirs)
 
-        return self.start(job, blocking)
+        call = Call(
+            "all_to_all", src.count // self.size, src.dtype, None, None, (ours, theirs), bool(sends)
+        )
+        return self.start(call, job, blocking)
 
     def _all_to_all(
         self, source: Array, target: Array, sends: Sequence[int], receives: Sequence[int]
@@ -305,7 +314,6 @@ class HybridEngine(TwoLevels):
             expected = self.layout_sums(coming)
         else:
             outbox, lengths, expected = whole, [], []
-        self.between(lambda net: _same_lengths(net, lengths, expected))
         self.between(lambda net: net.all_to_all(view(outbox), view(inbox), lengths, expected, True))
         if self.layout.is_leader:
             inbox = self._sorted_inbox(inbox, coming)
@@ -338,11 +346,7 @@ class HybridEngine(TwoLevels):
         return np.concatenate([parts[pair] for pair in order])
 
     def barrier(self, blocking: bool) -> Work:
-        def job() -> None:
-            self.local.barrier(True)
-            self.between(lambda net: net.barrier(True))
-
-        return self.start(job, blocking)
+        return self.start(Call("barrier"), lambda: None, blocking)  # they meet when they agree
 
     # ---- messages: between any two ranks, so the engine that joins all of them carries them ----
 
@@ -378,14 +382,3 @@ class HybridEngine(TwoLevels):
             self.spread(block)
         operands.reshape(-1)[:] = self.layout.to_rank_order(blocks, counts)
         return combine(op, list(operands))
-
-
-def _same_lengths(net: Engine, lengths: Sequence[int], expected: Sequence[int]) -> Work:
-    """Hosts compare what they are about to exchange: a difference would be a wrong number."""
-    told = np.zeros(len(lengths), np.int64)
-    work = net.all_to_all(view(np.array(lengths)), view(told), None, None, True)
-    if told.tolist() != list(expected):
-        raise MismatchError(
-            f"other hosts send {told.tolist()} elements, but this one receives {list(expected)}"
-        )
-    return work

@@ -22,10 +22,11 @@ from unisono.core.buffers import Buffer, overlap
 from unisono.core.engine import Counts, Engine, ReduceOp, Work
 from unisono.core.rendezvous import Launch
 from unisono.engines import mpi_types
-from unisono.engines.arithmetic import Array, combine
+from unisono.engines.agreement import Call
+from unisono.engines.arithmetic import Array, combine, shares_of
 from unisono.engines.mpi_calls import CALLING, Message, Request, wait_for
 from unisono.engines.mpi_leaving import Notices
-from unisono.engines.mpi_steps import MpiSteps
+from unisono.engines.mpi_steps import FEW, MpiSteps
 from unisono.engines.mpi_types import MOST, Reduction, as_bytes, elements
 from unisono.errors import ArgumentError, LaunchError
 
@@ -36,9 +37,6 @@ _worlds = [0]  # how many there have been
 
 #: Up to so many bytes each rank sends its operand to all, and all combine the whole of it.
 _SMALL = 1 << 14
-#: Up to so many ranks do that, and meet, in messages that tell who is missing; MPI's trees are for
-#: more.
-_FEW = 16
 #: Bytes of a sum that are under way at a time: they need room for as many again.
 _PIECE = 1 << 26
 
@@ -89,7 +87,8 @@ class MpiEngine(MpiSteps):
                 memory = as_bytes(dst.array)
                 self._call("broadcast", lambda: self._communicator.Ibcast(memory, root))
 
-        return self._start(job, blocking, src, dst)
+        call = Call("broadcast", dst.count, dst.dtype, root=root)
+        return self._start(call, job, blocking, src, dst)
 
     def gather(
         self, src: Buffer, dst: Buffer | None, root: int, counts: Counts, blocking: bool
@@ -97,9 +96,15 @@ class MpiEngine(MpiSteps):
         sends: list[Array | None] = [None] * self.size
         sends[root] = src.array
         receives: Sequence[Array | None] = [None] * self.size
-        if dst is not None and self.rank == root:
-            receives = _cut(dst.array, self._even(counts, src.count))
-        return self._start(lambda: self._exchange("gather", sends, receives), blocking, src, dst)
+        leaving = [src.count if rank == root else 0 for rank in range(self.size)]
+        coming = [0] * self.size
+        if self.rank == root:
+            coming = self._even(counts, src.count)
+            receives = _cut(dst.array, coming) if dst is not None else receives
+        call = Call("gather", src.count, src.dtype, None, root, (leaving, coming), bool(counts))
+        return self._start(
+            call, lambda: self._exchange("gather", sends, receives), blocking, src, dst
+        )
 
     def all_gather(self, src: Buffer, dst: Buffer, counts: Counts, blocking: bool) -> Work:
         shares = self._even(counts, src.count)
@@ -112,17 +117,25 @@ class MpiEngine(MpiSteps):
                 source = src.array.copy() if overlap(src, dst) else src.array
                 self._all_gather_equal("all_gather", source, dst.array)
 
-        return self._start(job, blocking, src, dst)
+        rows = [src.count] * self.size, shares
+        call = Call("all_gather", src.count, src.dtype, rows=rows, uneven=bool(counts))
+        return self._start(call, job, blocking, src, dst)
 
     def scatter(
         self, src: Buffer | None, dst: Buffer, root: int, counts: Counts, blocking: bool
     ) -> Work:
         sends: Sequence[Array | None] = [None] * self.size
-        if src is not None and self.rank == root:
-            sends = _cut(src.array, self._even(counts, dst.count))
+        leaving = [0] * self.size
+        if self.rank == root:
+            leaving = self._even(counts, dst.count)
+            sends = _cut(src.array, leaving) if src is not None else sends
         receives: list[Array | None] = [None] * self.size
         receives[root] = dst.array
-        return self._start(lambda: self._exchange("scatter", sends, receives), blocking, src, dst)
+        coming = [dst.count if rank == root else 0 for rank in range(self.size)]
+        call = Call("scatter", dst.count, dst.dtype, None, root, (leaving, coming), bool(counts))
+        return self._start(
+            call, lambda: self._exchange("scatter", sends, receives), blocking, src, dst
+        )
 
     def all_to_all(
         self, src: Buffer, dst: Buffer, sends: Counts, receives: Counts, blocking: bool
@@ -134,17 +147,12 @@ class MpiEngine(MpiSteps):
             source = src.array.copy() if overlap(src, dst) else src.array
             self._exchange("all_to_all", _cut(source, ours), _cut(dst.array, theirs))
 
-        return self._start(job, blocking, src, dst)
+        share = src.count // self.size
+        call = Call("all_to_all", share, src.dtype, rows=(ours, theirs), uneven=bool(sends))
+        return self._start(call, job, blocking, src, dst)
 
     def barrier(self, blocking: bool) -> Work:
-        def job() -> None:
-            if self.size > _FEW:
-                self._call("barrier", self._communicator.Ibarrier)
-            else:
-                words = [np.empty(0, np.uint8)] * self.size
-                self._exchange("barrier", words, words)
-
-        return self._start(job, blocking)
+        return self._start(Call("barrier"), lambda: None, blocking)  # they meet when they agree
 
     # ---- reductions ----
 
@@ -155,7 +163,7 @@ class MpiEngine(MpiSteps):
             way = mpi_types.reduction(op, src.dtype, self.size, self.ordered)
             if way is not None:
                 self._all_reduce_there(way, src, dst)
-            elif src.nbytes <= _SMALL and self.size <= _FEW:
+            elif src.nbytes <= _SMALL and self.size <= FEW:
                 dst.array[:] = self._fold("all_reduce", [src.array] * self.size, op)
             elif src.nbytes <= _SMALL:
                 operands = np.empty((self.size, src.count), src.dtype.numpy)
@@ -163,11 +171,11 @@ class MpiEngine(MpiSteps):
                 dst.array[:] = combine(op, list(operands))
             else:
                 for source, target in zip(_pieces(src.array), _pieces(dst.array), strict=True):
-                    shares = _shares(source.size, self.size)
+                    shares = shares_of(source.size, self.size)
                     own = self._fold("all_reduce", _cut(source, shares), op)
                     self._exchange("all_reduce", [own] * self.size, _cut(target, shares))
 
-        return self._start(job, blocking, src, dst)
+        return self._start(Call("all_reduce", src.count, src.dtype, op), job, blocking, src, dst)
 
     def reduce(
         self, src: Buffer, dst: Buffer | None, op: ReduceOp, root: int, blocking: bool
@@ -182,7 +190,7 @@ class MpiEngine(MpiSteps):
                 self._reduce_there("reduce", way, src.array, target, root)
                 return
             for start, source in _numbered_pieces(src.array):
-                shares = _shares(source.size, self.size)
+                shares = shares_of(source.size, self.size)
                 sends: list[Array | None] = [None] * self.size
                 sends[root] = self._fold("reduce", _cut(source, shares), op)
                 receives: Sequence[Array | None] = [None] * self.size
@@ -190,7 +198,8 @@ class MpiEngine(MpiSteps):
                     receives = _cut(target[start : start + source.size], shares)
                 self._exchange("reduce", sends, receives)
 
-        return self._start(job, blocking, src, dst)
+        call = Call("reduce", src.count, src.dtype, op, root)
+        return self._start(call, job, blocking, src, dst)
 
     def reduce_scatter(
         self, src: Buffer, dst: Buffer, op: ReduceOp, counts: Counts, blocking: bool
@@ -209,7 +218,9 @@ class MpiEngine(MpiSteps):
                 own = self._fold("reduce_scatter", pieces, op)
                 dst.array[start : start + own.size] = own
 
-        return self._start(job, blocking, src, dst)
+        rows = shares, [dst.count] * self.size
+        call = Call("reduce_scatter", dst.count, src.dtype, op, None, rows, bool(counts))
+        return self._start(call, job, blocking, src, dst)
 
     # ---- messages ----
 
@@ -234,7 +245,7 @@ class MpiEngine(MpiSteps):
         def job() -> None:
             self._patience = patience
             # MPI_Comm_create_group has no deadline: it is called when all members are there.
-            self._meet(ranks, self._first_own_tag + 1 + number % (self._first_own_tag - 1))
+            self._meet(ranks, self._meeting_tags[number % len(self._meeting_tags)])
             whole = self._communicator.Get_group()
             group = whole.Incl(list(ranks))
             made.append(self._communicator.Create_group(group, number % (1 << 15)))
@@ -318,12 +329,6 @@ def _cut(whole: Array, counts: Sequence[int]) -> list[Array]:
     """One part behind the other."""
     ends = np.cumsum(counts).tolist()
     return [whole[end - count : end] for end, count in zip(ends, counts, strict=True)]
-
-
-def _shares(count: int, size: int) -> list[int]:
-    """How a vector is shared out for a reduction: as equally as it goes."""
-    share, more = divmod(count, size)
-    return [share + (rank < more) for rank in range(size)]
 
 
 def _numbered_pieces(whole: Array, most: int = _PIECE) -> list[tuple[int, Array]]:

@@ -5,6 +5,7 @@ MPI moves nothing unless somebody calls it, so whoever waits keeps asking.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -14,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from unisono.core.buffers import Buffer
+from unisono.core.dtypes import DTYPES
 from unisono.core.engine import Work
+from unisono.engines.arithmetic import Array
 from unisono.engines.mpi_types import as_bytes, understood
 from unisono.errors import CommTimeout, MismatchError, NotReady, PeerLost, UnisonoError
 
@@ -44,13 +47,6 @@ class Request:
     def ended(self) -> bool:
         """Ask MPI."""
         return bool(self.request.Test(self.status))
-
-    @property
-    def nbytes(self) -> int:
-        """How long the message was that has come."""
-        from mpi4py import MPI
-
-        return int(self.status.Get_elements(MPI.BYTE))
 
 
 def asking(timeout: float | None) -> Iterator[bool]:
@@ -121,7 +117,10 @@ def _late(engine: str, call: str, timeout: float, missing: list[int]) -> str:
 
 
 class Message(Work):
-    """A message under way. One that comes is looked at before its memory is touched."""
+    """A message under way: an envelope with the user's tag, then what is in it, with one of ours.
+
+    So what comes is known before memory is touched, its dtype included.
+    """
 
     def __init__(
         self, mailbox: Mailbox, sending: bool, buffer: Buffer, peer: int | None, tag: int
@@ -130,11 +129,13 @@ class Message(Work):
         self.sending = sending
         self.peer = peer
         self.tag = tag
-        self.request: Request | None = None
+        self.requests: list[Request] = []
         self.deadline = 0.0
         self._patience = 0.0
         self._mailbox = mailbox
         self._buffer = buffer
+        self._envelope = np.zeros(3, np.int64)  # code of the dtype, count, number of the message
+        self._open = sending
         self._refusal: MismatchError | None = None
         self._failure: UnisonoError | None = None
         self._over = False
@@ -144,9 +145,16 @@ class Message(Work):
         self._patience = timeout
         self.deadline = time.monotonic() + timeout
         if self.sending:
-            memory = as_bytes(self._buffer.array)
-            sent = self._mailbox.communicator.Isend(memory, self.peer, self.tag)
-            self.request = Request(sent, self.peer, self._buffer)
+            number = self._mailbox.next_number()
+            self._envelope[:] = self._buffer.dtype.code, self._buffer.count, number
+            self._begin(True, self._envelope, self.tag)
+            if self._buffer.count:
+                self._begin(True, self._buffer.array, self._mailbox.first_tag + number)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is to come, and has not begun to."""
+        return not self._open and not self.requests
 
     def ended(self, behind: bool = False) -> bool:
         """Bring it further, unless another is before it; tell whether it has ended."""
@@ -170,8 +178,7 @@ class Message(Work):
         if not self._over:
             self._failure = failure
             self._over = True
-            if self.request is not None:
-                self._mailbox.abandoned.append(self.request)
+            self._mailbox.abandoned += self.requests
 
     def competes(self, other: Message) -> bool:
         """Whether a message that comes might be for either."""
@@ -184,16 +191,19 @@ class Message(Work):
         return "send" if self.sending else "recv"
 
     def _further(self) -> bool:
-        if self.request is None and not self._match():
+        if self.waits and not self._match():
             return False
-        assert self.request is not None
-        if not self.request.ended():
+        self.requests = [request for request in self.requests if not request.ended()]
+        if self.requests:
             return False
+        if not self._open:
+            self._look_inside()
+            return self._further()
         self._failure = self._refusal
         return True
 
     def _match(self) -> bool:
-        """Look whether the message is there; what does not fit is received to nowhere."""
+        """Begin to receive the envelope, if it is there."""
         from mpi4py import MPI
 
         status = MPI.Status()
@@ -202,21 +212,32 @@ class Message(Work):
         if message is None:
             return False
         self.source = status.Get_source()
-        nbytes = int(status.Get_elements(MPI.BYTE))
-        into = self._buffer.array
-        if nbytes != self._buffer.nbytes:
-            self._refusal = self._misfit(nbytes)
-            into = np.empty(nbytes, np.uint8)
-        self.request = Request(message.Irecv(as_bytes(into)), self.source, (self._buffer, into))
+        memory = as_bytes(self._envelope)
+        self.requests.append(Request(message.Irecv(memory), self.source, self._envelope))
         return True
 
-    def _misfit(self, nbytes: int) -> MismatchError:
-        item = self._buffer.dtype.itemsize
-        sent = f"{nbytes} bytes" if nbytes % item else f"{nbytes // item} elements"
-        return MismatchError(
-            f"{self._mailbox.engine}: rank {self.source} sent {sent}, but this rank expects "
-            f"{self._buffer.count} of {self._buffer.dtype.name}",
-            (self.source or 0,),
+    def _look_inside(self) -> None:
+        """Begin to receive what belongs to the envelope; what does not fit comes to nowhere."""
+        self._open = True
+        code, count, number = self._envelope.tolist()
+        into, kind = self._buffer.array, self._buffer.dtype
+        if (code, count) != (kind.code, self._buffer.count):
+            sent = next(each for each in DTYPES if each.code == code)
+            self._refusal = MismatchError(
+                f"{self._mailbox.engine}: rank {self.source} sent {sent.name} x {count}, but this "
+                f"rank expects {kind.name} x {self._buffer.count}",
+                (self.source or 0,),
+            )
+            into = np.empty(count, sent.numpy)
+        if count:
+            self._begin(False, into, self._mailbox.first_tag + number)
+
+    def _begin(self, sending: bool, memory: Array, tag: int) -> None:
+        communicator = self._mailbox.communicator
+        peer = self.peer if sending else self.source
+        start = communicator.Isend if sending else communicator.Irecv
+        self.requests.append(
+            Request(start(as_bytes(memory), peer, tag), peer, (self._buffer, memory))
         )
 
     def _poll(self) -> bool:
@@ -237,18 +258,28 @@ class Mailbox:
     """The messages of one communicator that are under way, in the order in which they began."""
 
     def __init__(
-        self, communicator: Any, engine: str, has_left: Callable[[int | None], bool]
+        self,
+        communicator: Any,
+        engine: str,
+        tags: range,
+        has_left: Callable[[int | None], bool],
     ) -> None:
         from mpi4py import MPI
 
         self._mpi = MPI
         self.communicator = communicator
+        self.first_tag = tags.start  # of those that are ours
+        self._numbers = itertools.cycle(range(len(tags)))
         self.has_left = has_left
         self.engine = engine
         self.abandoned: list[Request] = []
         self._messages: list[Message] = []
         self._serving = False
         self._closed = False
+
+    def next_number(self) -> int:
+        """What tells the messages that are under way apart."""
+        return next(self._numbers)
 
     def post(self, message: Message, timeout: float, blocking: bool) -> Work:
         """Begin it; unless the caller waits for it, a thread sees to it."""
@@ -285,11 +316,11 @@ class Mailbox:
             waiting: list[Message] = []
             left: list[Message] = []
             for message in self._messages:
-                behind = message.request is None and any(map(message.competes, waiting))
+                behind = message.waits and any(map(message.competes, waiting))
                 if message.ended(behind):
                     continue
                 left.append(message)
-                if message.request is None:
+                if message.waits:
                     waiting.append(message)
             self._messages = left
 

@@ -19,6 +19,7 @@ __all__ = ["Leaver", "Notices"]
 #: Seconds for which ranks that wait in vain as well may still find out by themselves for whom.
 _GRACE = 1.0
 _PAUSE = 0.05  # seconds without a question
+_FAREWELL = 0.3  # seconds in which others may leave as well
 _CATCH_UP = 50  # questions after that
 
 
@@ -52,6 +53,15 @@ class Notices:
         words = np.array([group, rank, calls, late], np.int64)
         self._sent = [pair for pair in self._sent if not pair[0].Test()]
         self._sent += [(self._communicator.Isend(words, other), words) for other in others]
+
+    def hear_out(self, group: int, count: int) -> None:
+        """Take in the notices of so many ranks, if they come soon.
+
+        Ranks of a good job leave together, and some MPIs complain of messages that nobody takes.
+        """
+        deadline = time.monotonic() + _FAREWELL
+        while len(self._groups[group]) < count and time.monotonic() < deadline:
+            self.listen()
 
     def listen(self) -> None:
         """Take in what has come."""

@@ -11,16 +11,18 @@ import numpy as np
 from unisono.core.buffers import Buffer
 from unisono.core.engine import Counts, Engine, ReduceOp, Work
 from unisono.engines import mpi_types
+from unisono.engines.agreement import Agreement, Call
 from unisono.engines.arithmetic import Array, combine
 from unisono.engines.mpi_calls import CALLING, Mailbox, Request, wait_for
 from unisono.engines.mpi_leaving import Notices
 from unisono.engines.mpi_types import as_bytes
 from unisono.engines.serial import Serial
-from unisono.errors import ArgumentError, CommTimeout, MismatchError, NotReady, PeerLost
+from unisono.errors import ArgumentError, CommTimeout, NotReady, PeerLost
 
-__all__ = ["MpiSteps"]
+__all__ = ["FEW", "MpiSteps"]
 
 _DRAIN = 2.0  # seconds that close() lets queued calls go on
+FEW = 16  # ranks that exchange words directly
 _OVERTAKING = 0.2  # seconds by which a notice may come before a message that was sent first
 
 
@@ -39,13 +41,18 @@ class MpiSteps(Engine):
         self.size = communicator.Get_size()
         self.timeout = timeout
         self._patience = timeout  # of the call that runs
-        # The lower half of the tags is the user's, but for the last of them; the rest is ours.
-        self._first_own_tag = communicator.Get_attr(MPI.TAG_UB) // 2
+        # The lower half of the tags is the user's. The upper half is ours: one for exchanges, then
+        # some for what is in messages, and those of groups that are being made.
+        half = communicator.Get_attr(MPI.TAG_UB) // 2
+        self._first_own_tag = half
+        self._message_tags = range(half + 1, half + half // 2)
+        self._meeting_tags = range(half + half // 2, 2 * half)
         self._serial = Serial(f"{self.name}, rank {self.rank} of {self.size}")
-        self._mailbox = Mailbox(communicator, self.name, self._has_left)
+        self._mailbox = Mailbox(communicator, self.name, self._message_tags, self._has_left)
         self._notices = notices
         self._group = group
         self._world = world  # the members' ranks in MPI's world
+        self._agreement = Agreement(self.size, self._show)
         self._calls = 0  # collectives that this rank has brought to their end
         self._leavers = notices.join(group)
         self._abandoned: list[object] = []  # requests that nobody waits for, and their memory
@@ -61,6 +68,8 @@ class MpiSteps(Engine):
             self._closed = True
             if not self._mpi.Is_finalized():
                 self._leave(late=False)
+                if len(self._world) == self._mpi.COMM_WORLD.Get_size():
+                    self._notices.hear_out(self._group, self.size - 1)
             self._notices.forget(self._group)
             # MPI keeps a communicator with calls under way; to free it might wait for others.
             if not (self._abandoned or self._mailbox.abandoned or self._mpi.Is_finalized()):
@@ -75,7 +84,9 @@ class MpiSteps(Engine):
             raise ArgumentError(f"tag {tag} is out of range: this MPI leaves us 0 to {last}")
         return tag
 
-    def _start(self, job: Callable[[], None], blocking: bool, *memory: Buffer | None) -> Work:
+    def _start(
+        self, call: Call, job: Callable[[], None], blocking: bool, *memory: Buffer | None
+    ) -> Work:
         """Run a call, or queue it; if it is given up, its memory is kept, for MPI may use it."""
         patience = self.timeout
 
@@ -86,6 +97,8 @@ class MpiSteps(Engine):
             before = len(self._abandoned)
             try:
                 self._look_around(True, entering=True)
+                if not self.trusting or call.verb == "barrier":
+                    self._agreement.reach(call)
                 job()
                 self._calls += 1
             finally:
@@ -168,11 +181,8 @@ class MpiSteps(Engine):
     ) -> None:
         """Send each rank its part and receive each rank's; where None is, there is no message."""
         own, mine = sends[self.rank], receives[self.rank]
-        if own is not None and mine is not None:
-            self._check_fit(name, self.rank, own.nbytes, mine)
-            if own.size and own.ctypes.data != mine.ctypes.data:
-                mine[:] = own
-        comers: list[tuple[Request, Array]] = []
+        if own is not None and mine is not None and own.ctypes.data != mine.ctypes.data:
+            mine[:] = own
         communicator, tag = self._communicator, self._first_own_tag
 
         def start() -> Iterator[Request]:
@@ -180,24 +190,19 @@ class MpiSteps(Engine):
                 source, target = (self.rank - step) % self.size, (self.rank + step) % self.size
                 into, out = receives[source], sends[target]
                 if into is not None:
-                    came = Request(communicator.Irecv(as_bytes(into), source, tag), source, into)
-                    comers.append((came, into))
-                    yield came
+                    yield Request(communicator.Irecv(as_bytes(into), source, tag), source, into)
                 if out is not None:
                     yield Request(communicator.Isend(as_bytes(out), target, tag), target, out)
 
         self._wait(name, start)
-        for request, into in comers:
-            self._check_fit(name, request.peer or 0, request.nbytes, into)
 
-    def _check_fit(self, name: str, peer: int, nbytes: int, into: Array) -> None:
-        if nbytes != into.nbytes:
-            sent, expected = nbytes // into.itemsize, into.size
-            raise MismatchError(
-                f"{self.name}: in {name} rank {peer} sends {sent} elements to rank {self.rank}, "
-                f"which expects {expected}",
-                (peer,),
-            )
+    def _show(self, verb: str, mine: Array, everybodys: Array) -> None:
+        """For few ranks in messages, which tell who is missing; MPI's trees are for more."""
+        if self.size <= FEW:
+            parts = [part.reshape(-1) for part in everybodys]
+            self._exchange(verb, [mine.reshape(-1)] * self.size, parts)
+        else:
+            self._all_gather_equal(verb, mine.reshape(-1), everybodys.reshape(-1))
 
     def _all_gather_equal(self, name: str, source: Array, target: Array) -> None:
         out, into = as_bytes(source), as_bytes(target[: source.size])

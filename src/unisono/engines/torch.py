@@ -11,8 +11,8 @@ they like besides; only if it is initialised already, its default group serves u
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,9 +21,11 @@ from unisono.core.buffers import Buffer, overlap, view
 from unisono.core.engine import Counts, Engine, ReduceOp, Work
 from unisono.core.rendezvous import Launch
 from unisono.engines import c10d, stores
-from unisono.engines.arithmetic import Array, combine
+from unisono.engines.agreement import Agreement, Call
+from unisono.engines.arithmetic import Array, combine, shares_of
 from unisono.engines.letterbox import Letterbox
-from unisono.engines.serial import Serial
+from unisono.engines.letters import Letters
+from unisono.engines.serial import Deferred, Serial
 from unisono.errors import ArgumentError
 
 __all__ = ["TorchEngine"]
@@ -52,6 +54,8 @@ class TorchEngine(Engine):
         self.rank = rank
         self.size = size
         self.timeout = timeout
+        self._agreement = Agreement(size, self._show)
+        self._letters = Letters(self.name)
         self._to_itself = Letterbox(rank)
         self._serial = Serial(f"{self.name}, rank {rank} of {size}", always_apart=True)
 
@@ -95,14 +99,23 @@ class TorchEngine(Engine):
             if dst.count:
                 self._wait(self._group.broadcast([c10d.bytes_of(dst)], c10d.rooted(root)))
 
-        return self._serial.start(job, blocking)
+        return self._start(Call("broadcast", dst.count, dst.dtype, root=root), job, blocking)
 
     def gather(
         self, src: Buffer, dst: Buffer | None, root: int, counts: Counts, blocking: bool
     ) -> Work:
         sends = [src.count if rank == root else 0 for rank in range(self.size)]
         receives = self._even(counts, src.count) if self.rank == root else [0] * self.size
-        return self._move(src, dst if self.rank == root else None, sends, receives, blocking)
+        target = dst if self.rank == root else None
+        call = Call(
+            "gather",
+            src.count,
+            src.dtype,
+            root=root,
+            rows=(sends, receives),
+            uneven=counts is not None,
+        )
+        return self._move(call, src, target, blocking)
 
     def all_gather(self, src: Buffer, dst: Buffer, counts: Counts, blocking: bool) -> Work:
         receives = self._even(counts, src.count)
@@ -111,31 +124,47 @@ class TorchEngine(Engine):
             # Its own part of dst may be src, but nobody else's is.
             self._swap([c10d.tensor_of(src)] * self.size, c10d.parts(c10d.tensor_of(dst), receives))
 
-        return self._serial.start(job, blocking)
+        rows = [src.count] * self.size, receives
+        uneven = counts is not None
+        call = Call("all_gather", src.count, src.dtype, rows=rows, uneven=uneven)
+        return self._start(call, job, blocking)
 
     def scatter(
         self, src: Buffer | None, dst: Buffer, root: int, counts: Counts, blocking: bool
     ) -> Work:
         sends = self._even(counts, dst.count) if self.rank == root else [0] * self.size
         receives = [dst.count if rank == root else 0 for rank in range(self.size)]
-        return self._move(src if self.rank == root else None, dst, sends, receives, blocking)
+        source = src if self.rank == root else None
+        call = Call(
+            "scatter",
+            dst.count,
+            dst.dtype,
+            root=root,
+            rows=(sends, receives),
+            uneven=counts is not None,
+        )
+        return self._move(call, source, dst, blocking)
 
     def all_to_all(
         self, src: Buffer, dst: Buffer, sends: Counts, receives: Counts, blocking: bool
     ) -> Work:
         ours = self._even(sends, src.count // self.size)
         theirs = self._even(receives, dst.count // self.size)
-        return self._move(src, dst, ours, theirs, blocking)
+        share = src.count // self.size
+        uneven = sends is not None
+        call = Call("all_to_all", share, src.dtype, rows=(ours, theirs), uneven=uneven)
+        return self._move(call, src, dst, blocking)
 
     def barrier(self, blocking: bool) -> Work:
+        call = Call("barrier")
+
         def job() -> None:
-            nothing = np.zeros(self.size, np.uint8)
-            self._swap_arrays([nothing[:1]] * self.size, list(np.split(nothing, self.size)))
+            if "cpu" not in self.devices:
+                self._wait(self._group.barrier())
+            elif self.trusting:  # else all have met when they agreed
+                self._agreement.reach(call)
 
-        def job_there() -> None:
-            self._wait(self._group.barrier())
-
-        return self._serial.start(job if "cpu" in self.devices else job_there, blocking)
+        return self._start(call, job, blocking)
 
     # ---- reductions ----
 
@@ -143,13 +172,12 @@ class TorchEngine(Engine):
         self, src: Buffer, dst: Buffer | None, op: ReduceOp, root: int, blocking: bool
     ) -> Work:
         target = dst if self.rank == root else None
-        if c10d.is_elsewhere(src):
-            return self._serial.start(
-                lambda: c10d.reduce_there(self._group, src, target, op, root, self._wait), blocking
-            )
 
         def job() -> None:
-            shares = _shares(src.count, self.size)
+            if c10d.is_elsewhere(src):
+                c10d.reduce_there(self._group, src, target, op, root, self._wait)
+                return
+            shares = shares_of(src.count, self.size)
             own = self._reduced_share(src.array, op, shares)
             empty = own[:0]
             sends = [own if rank == root else empty for rank in range(self.size)]
@@ -158,67 +186,59 @@ class TorchEngine(Engine):
             else:
                 self._swap_arrays(sends, _split(target.array, shares))
 
-        return self._serial.start(job, blocking)
+        return self._start(Call("reduce", src.count, src.dtype, op, root), job, blocking)
 
     def all_reduce(self, src: Buffer, dst: Buffer, op: ReduceOp, blocking: bool) -> Work:
-        if c10d.is_elsewhere(src):
-            return self._serial.start(
-                lambda: c10d.all_reduce_there(self._group, src, dst, op, self._wait), blocking
-            )
-
         def job() -> None:
+            if c10d.is_elsewhere(src):
+                c10d.all_reduce_there(self._group, src, dst, op, self._wait)
+                return
             if src.nbytes <= _SMALL or self.size == 2:
                 operand = src.array
                 operands = np.empty((self.size, src.count), src.dtype.numpy)
                 self._swap_arrays([operand] * self.size, list(operands))
                 dst.array[:] = combine(op, list(operands))
                 return
-            shares = _shares(src.count, self.size)
+            shares = shares_of(src.count, self.size)
             own = self._reduced_share(src.array, op, shares)
             self._swap_arrays([own] * self.size, _split(dst.array, shares))
 
-        return self._serial.start(job, blocking)
+        return self._start(Call("all_reduce", src.count, src.dtype, op), job, blocking)
 
     def reduce_scatter(
         self, src: Buffer, dst: Buffer, op: ReduceOp, counts: Counts, blocking: bool
     ) -> Work:
         shares = self._even(counts, dst.count)
-        if c10d.is_elsewhere(src):
-            return self._serial.start(
-                lambda: c10d.reduce_scatter_there(self._group, src, dst, op, shares, self._wait),
-                blocking,
-            )
 
         def job() -> None:
-            dst.array[:] = self._reduced_share(src.array, op, shares)
+            if c10d.is_elsewhere(src):
+                c10d.reduce_scatter_there(self._group, src, dst, op, shares, self._wait)
+            else:
+                dst.array[:] = self._reduced_share(src.array, op, shares)
 
-        return self._serial.start(job, blocking)
+        rows = shares, [dst.count] * self.size
+        uneven = counts is not None
+        call = Call("reduce_scatter", dst.count, src.dtype, op, rows=rows, uneven=uneven)
+        return self._start(call, job, blocking)
 
     # ---- messages ----
 
     def send(self, src: Buffer, peer: int, tag: int, blocking: bool) -> Work:
         if peer == self.rank:
             return self._to_itself.send(src, tag)
-
-        def start() -> Any:
-            return self._group.send([c10d.bytes_of(src)], peer, tag)
-
-        return self._message(start, blocking, lambda _: None)
+        end = self._letters.send(self._group, src, peer, tag, self.timeout)
+        return self._message(Deferred(end), blocking)
 
     def recv(self, dst: Buffer, peer: int | None, tag: int, blocking: bool) -> Work:
         if peer == self.rank:
             return self._to_itself.recv(dst, tag, self.timeout, blocking)
+        end = self._letters.recv(self._group, dst, peer, tag, self.timeout)
 
-        def start() -> Any:
-            room = [c10d.bytes_of(dst)]
-            if peer is None:
-                return self._group.recv_anysource(room, tag)
-            return self._group.recv(room, peer, tag)
+        def job() -> None:
+            work.source = end()
 
-        def source(work: Any) -> int:
-            return work._source_rank() if peer is None else peer
-
-        return self._message(start, blocking, source)
+        work = Deferred(job)
+        return self._message(work, blocking)
 
     # ---- groups ----
 
@@ -236,14 +256,27 @@ class TorchEngine(Engine):
     def _even(self, counts: Counts, share: int) -> list[int]:
         return [share] * self.size if counts is None else list(counts)
 
-    def _move(
-        self,
-        src: Buffer | None,
-        dst: Buffer | None,
-        sends: Sequence[int],
-        receives: Sequence[int],
-        blocking: bool,
-    ) -> Work:
+    def _start(self, call: Call, job: Callable[[], None], blocking: bool) -> Work:
+        """Run a call, or queue it; ranks compare it first, if they can show each other something.
+
+        With a backend for GPUs alone they cannot.
+        """
+        if self.trusting or "cpu" not in self.devices:
+            return self._serial.start(job, blocking)
+
+        def agreed() -> None:
+            self._agreement.reach(call)
+            job()
+
+        return self._serial.start(agreed, blocking)
+
+    def _show(self, verb: str, mine: Array, everybodys: Array) -> None:
+        self._swap_arrays([mine] * self.size, list(everybodys))
+
+    def _move(self, call: Call, src: Buffer | None, dst: Buffer | None, blocking: bool) -> Work:
+        assert call.rows is not None
+        sends, receives = call.rows
+
         def job() -> None:
             some = src if src is not None else dst
             assert some is not None
@@ -254,7 +287,7 @@ class TorchEngine(Engine):
             target = c10d.tensor_of(dst) if dst is not None else nothing
             self._swap(c10d.parts(source, sends), c10d.parts(target, receives))
 
-        return self._serial.start(job, blocking)
+        return self._start(call, job, blocking)
 
     def _reduced_share(self, operand: Array, op: ReduceOp, shares: Sequence[int]) -> Array:
         """This rank's share of the sum: everybody sends each rank what it has of its share."""
@@ -263,7 +296,10 @@ class TorchEngine(Engine):
         return combine(op, list(operands))
 
     def _swap_arrays(self, outgoing: Sequence[Array], incoming: Sequence[Array]) -> None:
-        tensors = [[c10d.tensor_of(view(part)) for part in parts] for parts in (outgoing, incoming)]
+        tensors = [
+            [c10d.tensor_of(view(part.reshape(-1))) for part in parts]
+            for parts in (outgoing, incoming)
+        ]
         self._swap(*tensors)
 
     def _swap(self, outgoing: Sequence[Any], incoming: Sequence[Any]) -> None:
@@ -280,21 +316,13 @@ class TorchEngine(Engine):
     def _wait(self, work: Any) -> None:
         c10d.wait(work, self.timeout, self.name)
 
-    def _message(
-        self, start: Callable[[], Any], blocking: bool, source: Callable[[Any], int | None]
-    ) -> Work:
+    def _message(self, work: Deferred, blocking: bool) -> Work:
         """Messages are in no order with calls, and may wait for each other: each has a thread."""
-        patience = timedelta(seconds=self.timeout)
-        work = c10d.Message(start, patience, self.name, source)
-        work.begin(in_a_thread=not blocking)
+        threading.Thread(target=work.run, daemon=True).start()
+        if blocking:
+            work.wait()
         return work
 
 
 def _split(whole: Array, counts: Sequence[int]) -> list[Array]:
     return np.split(whole, np.cumsum(counts)[:-1])
-
-
-def _shares(count: int, size: int) -> list[int]:
-    """How a vector is shared out for a reduction: as equally as it goes."""
-    share, more = divmod(count, size)
-    return [share + (rank < more) for rank in range(size)]

@@ -15,11 +15,12 @@ from unisono.core import objects
 from unisono.core.buffers import view
 from unisono.core.engine import Counts, Engine, ReduceOp, Work
 from unisono.core.groups import Group
+from unisono.engines.agreement import Agreement, Call
 from unisono.engines.arithmetic import Array
-from unisono.engines.between import RollCall, answer_time
 from unisono.engines.layout import Layout
+from unisono.engines.roll_call import RollCall, answer_time, renamed
 from unisono.engines.serial import Serial
-from unisono.errors import NotReady, UnisonoError
+from unisono.errors import MismatchError, NotReady, UnisonoError
 
 __all__ = ["TwoLevels"]
 
@@ -43,11 +44,15 @@ class TwoLevels(Engine):
         if layout.is_leader:
             names = [f"{key} leaders {lane}" for lane in range(_LANES)]
             self._lanes = [everyone.split(layout.leaders, name) for name in names]
+        for lane in self._lanes:
+            lane.trusting = True  # all ranks have compared their calls before leaders meet
         self.leaders = self._lanes[0] if self._lanes else None
         self.here = layout.hosts[layout.host]
         home = f"{key} on {layout.names[layout.host]}"
         self._home = Group(home, range(local.size), local, local.rank)
         self._roll_call = RollCall(layout, everyone)
+        self._agreement = Agreement(self.size, self._show)
+        self._verdict: UnisonoError | None = None  # of the leader, about the other hosts
         self._broken: UnisonoError | None = None
         self.serial = Serial(f"{self.name}, rank {self.rank} of {self.size}")
 
@@ -60,24 +65,46 @@ class TwoLevels(Engine):
         """The count of each rank."""
         return [share] * self.size if counts is None else list(counts)
 
-    def start(self, job: Callable[[], None], blocking: bool) -> Work:
-        """Run a call, or queue it. An error that other hosts cannot know of ends the group."""
+    def start(self, call: Call, job: Callable[[], None], blocking: bool) -> Work:
+        """Run a call, or queue it. After a mismatch all ranks are in step; other errors end it."""
 
         def guarded() -> None:
             if self._broken is not None:
                 raise NotReady(f"the group is broken since an earlier call: {self._broken}")
-            self.local.timeout = self.timeout
+            # A host that misses one of its own ranks says so while the others still wait for it.
+            talk = answer_time(self.timeout)
+            self.local.timeout = self.timeout - talk
             for lane in self._lanes:
-                lane.timeout = self.timeout - answer_time(self.timeout)
+                lane.timeout = self.timeout - talk / 2
             try:
+                self._agreement.reach(call)
                 job()
+            except MismatchError:
+                raise
             except UnisonoError as error:
+                if error is not self._verdict:
+                    error = renamed(error, self.here)
+                    self._roll_call.report(error, talk)
                 self._broken = error
                 for engine in self._lanes:
                     engine.close()  # the other hosts' leaders hear of it, and tell theirs
-                raise
+                raise error from None
 
         return self.serial.start(guarded, blocking)
+
+    def _show(self, verb: str, mine: Array, everybodys: Array) -> None:
+        """Give all ranks a copy of everybody's array: through leaders, in one exchange."""
+        own = mine.reshape(-1)
+        counts = [own.size] * self.size
+        blocks = [np.empty(length, own.dtype) for length in self.layout.by_host(counts)]
+        block = blocks[self.layout.host]
+        self.collect(own, block, counts[: len(self.here)])
+        whole = np.concatenate(blocks)
+        lengths = [block.size for block in blocks]
+        self.between(lambda net: net.all_gather(view(block), view(whole), lengths, True))
+        self.spread(whole)
+        blocks = np.split(whole, np.cumsum(lengths)[:-1])
+        everybodys.reshape(-1)[:] = self.layout.to_rank_order(blocks, counts)
 
     # ---- between hosts ----
 
@@ -89,7 +116,7 @@ class TwoLevels(Engine):
         try:
             work = step(self.leaders)
         except UnisonoError as error:
-            self._tell(self._named(error))
+            self._tell(self._explained(error))
         else:
             self.across(work)
 
@@ -100,26 +127,28 @@ class TwoLevels(Engine):
             try:
                 work.wait()
             except UnisonoError as error:
-                failure = self._named(error)
+                failure = self._explained(error)
         self._tell(failure)
 
-    def _named(self, error: UnisonoError) -> UnisonoError:
-        return self._roll_call.named(error, answer_time(self.timeout))
+    def _explained(self, error: UnisonoError) -> UnisonoError:
+        return self._roll_call.explained(error, answer_time(self.timeout))
 
     def _tell(self, failure: UnisonoError | None) -> None:
         """The leader's verdict, for all ranks of the host: one small broadcast, two on failure."""
-        verdict = np.array([failure is not None])
+        failed = np.array([failure is not None])
         # The leader may have waited for the network and for answers until its deadline.
-        self.local.timeout = self.timeout + _MARGIN
+        before, self.local.timeout = self.local.timeout, self.timeout + _MARGIN
         try:
-            self.spread(verdict)
-            told = objects.broadcast(self._home, failure, 0) if verdict[0] else None
-        except UnisonoError as error:
-            raise (failure or error) from None  # a rank that is gone now is not what went wrong
+            self.spread(failed)
+            self._verdict = objects.broadcast(self._home, failure, 0) if failed[0] else None
+        except UnisonoError:
+            if failure is None:
+                raise
+            self._verdict = failure  # a rank that is gone now is not what went wrong
         finally:
-            self.local.timeout = self.timeout
-        if told is not None:
-            raise told
+            self.local.timeout = before
+        if self._verdict is not None:
+            raise self._verdict
 
     def in_pieces(
         self,
