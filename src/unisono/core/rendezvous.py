@@ -32,7 +32,8 @@ class Launch:
     """One rank's place in a job, as its launcher described it.
 
     `job` names the job, the same on all its ranks; `secret` is what only they know. A job that only
-    an address and a port name is not `is_named`: another may have the same. `store` is a place where all of them can read and write (set, get and add, as torch's stores have them), and
+    an address and a port name is not `is_named`, for another may have the same. `store` is a place
+    where all of them can read and write (set, get and add, as torch's stores have them), and
     `hosts` names each rank's host (an identity and a name), where these are known.
     """
 

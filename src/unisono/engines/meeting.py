@@ -421,7 +421,7 @@ class Guest:
         now = time.monotonic()
         rank, size = self._launch.rank, self._launch.size
         for line in self._lines.values():
-            if line.points is not None and now - line.since > PATIENCE:
+            if line.size not in (0, size) and now - line.since > PATIENCE:
                 text = f"rank {rank} of {size} does not belong to a job of {line.size} ranks"
                 raise LaunchError(text, [rank])
         if self._turned_away and now - self._turned_away > PATIENCE:
