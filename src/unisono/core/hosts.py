@@ -41,7 +41,7 @@ def meet(store: Any, rank: int, size: int, source: str) -> Launch:
     given = rendezvous.given_secret()
     # A store may outlive a job (torchrun's does), and then holds what an earlier one wrote. Nobody
     # goes on before all have come, so that counting tells them apart.
-    turn = f"{own}{(store.add(f'{own}come', 1) - 1) // size}"
+    turn = f"{own}/{(store.add(f'{own}/come', 1) - 1) // size}"
     store.set(f"{turn}/host/{rank}", f"{identity()} {socket.gethostname()}")
     if rank == 0:
         told = [store.get(f"{turn}/host/{each}").decode() for each in range(size)]
