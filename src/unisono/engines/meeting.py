@@ -14,6 +14,7 @@ the memory is handed out when all guests are there.
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import selectors
 import socket
@@ -77,6 +78,7 @@ class Host:
     def admit(self, fd: int) -> None:
         """Give every guest the descriptor; return when all have taken their place."""
         others = self._launch.size - 1
+        os.fchmod(fd, 0o600)  # not even through /proc may another user open it
         try:
             self._serve(lambda: len(self._guests) == others)
             self._hand_out(fd)
