@@ -137,6 +137,12 @@ class Line:
         known = self.points is not None or self.is_false or self.has_ended
         return not known and time.monotonic() - self.since < PATIENCE
 
+    @property
+    def has_refused_us(self) -> bool:
+        """Whether we said who we are, and got no proof in return."""
+        ended = self.has_ended and self.points is None
+        return bool(self._nonce) and (ended or self.is_false)
+
     def hear(self) -> None:
         """Take one message that has come; raises what a rank 0 of our job refuses us for."""
         try:

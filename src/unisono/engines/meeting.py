@@ -38,6 +38,7 @@ _HERE = b"here"
 _GO = b"go"
 _STRANGERS = 64  # connections that have not proved anything yet; with more, the oldest has to go
 _MOMENT = 0.5  # seconds for another rank 0 to come, unless a guest is exactly like its own
+_DOUBT = 10.0  # seconds for a true rank 0 to come, where others have answered in its place
 _LINGER = 2.0  # seconds for ranks of two jobs to come and hear that there is neither
 
 
@@ -393,8 +394,10 @@ class Guest:
 
     def _hear(self, line: Line) -> None:
         line.hear()
-        if line.is_false or line.has_ended:
+        if line.has_refused_us:
             self._turned_away = self._turned_away or time.monotonic()
+        elif line.points is not None:
+            self._turned_away = 0.0
         if line.has_ended:
             self._hang_up(line.seat)
 
@@ -426,10 +429,10 @@ class Guest:
             if line.size not in (0, size) and now - line.since > PATIENCE:
                 text = f"rank {rank} of {size} does not belong to a job of {line.size} ranks"
                 raise LaunchError(text, [rank])
-        if self._turned_away and now - self._turned_away > PATIENCE:
+        if self._turned_away and now - self._turned_away > _DOUBT:
             raise LaunchError(
-                "rank 0 hung up while the job was starting: it ended, gave up waiting for others, "
-                "or it or we do not know the secret of this job",
+                f"who answers as rank 0 of job {self._launch.job!r} and this rank do not know the "
+                "same secret; start all ranks with the same UNISONO_SECRET",
                 [0],
             )
         if now > self._deadline:
