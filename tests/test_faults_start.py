@@ -43,7 +43,7 @@ def connect(address: bytes) -> socket.socket:
     stranger.settimeout(DEADLINE)
 
     def connected() -> bool:
-        with contextlib.suppress(ConnectionRefusedError):
+        with contextlib.suppress(ConnectionRefusedError, BlockingIOError):  # or too many
             stranger.connect(address)
             return True
         return False
