@@ -18,10 +18,16 @@ import struct
 import time
 
 from unisono.core.rendezvous import Launch
-from unisono.engines.likeness import Points, packed, unpacked
+from unisono.engines.likeness import Points, own_points, packed, unpacked
 from unisono.errors import CommTimeout, LaunchError, OutOfSharedMemory, UnisonoError
 
 __all__ = [
+    "AWAY",
+    "GO",
+    "HERE",
+    "JOIN",
+    "MEMORY",
+    "TORN",
     "MOST",
     "NONCE",
     "PATIENCE",
@@ -34,6 +40,7 @@ __all__ = [
     "is_ours",
     "name",
     "peer",
+    "points_of",
     "proof",
     "refusal",
     "two_jobs",
@@ -47,6 +54,13 @@ _HEAD = struct.Struct("!4sHHH32s")  # magic, version, rank, size, nonce
 _SIZE = struct.Struct("!H")  # of rank 0's job, behind its proof and before its points
 _MAGIC = b"UNIS"
 _VERSION = 2
+# Later words, once both have proved who they are.
+JOIN = b"join"  # a guest has chosen this rank 0
+TORN = b"torn"  # a guest cannot tell this rank 0 from another one
+AWAY = b"away"  # another rank 0 has come whom the guest is more like: choose again
+MEMORY = b"memory"  # comes with the descriptor
+HERE = b"here"
+GO = b"go"
 _REFUSED = b"refused "  # followed by a proof and the error
 
 
@@ -54,6 +68,11 @@ def name(launch: Launch, seat: int = 0) -> bytes:
     """The address of one seat."""
     digest = hashlib.sha256(f"{os.getuid()}:{launch.job}".encode()).hexdigest()[:32]
     return f"\0unisono-{digest}-{seat}".encode()
+
+
+def points_of(launch: Launch) -> Points:
+    """How this process was started, where that matters: a job with a name of its own needs none."""
+    return frozenset() if launch.is_named else own_points()
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
