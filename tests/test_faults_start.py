@@ -14,7 +14,7 @@ import pytest
 from jobs import Ranks
 from processes import DEADLINE, wait_until
 from unisono.core.rendezvous import Launch
-from unisono.engines.meeting import _name
+from unisono.engines import greeting
 from unisono.placement import Job
 
 START = """
@@ -34,7 +34,7 @@ def check_started(ranks: Ranks, n: int) -> None:
 
 
 def address_of(job: Job) -> bytes:
-    return _name(Launch(0, job.size, 0, job.size, job.name, "test"))
+    return greeting.name(Launch(0, job.size, 0, job.size, job.name, "test"))
 
 
 def connect(address: bytes) -> socket.socket:
@@ -43,7 +43,7 @@ def connect(address: bytes) -> socket.socket:
     stranger.settimeout(DEADLINE)
 
     def connected() -> bool:
-        with contextlib.suppress(ConnectionRefusedError):
+        with contextlib.suppress(ConnectionRefusedError, BlockingIOError):  # or too many
             stranger.connect(address)
             return True
         return False

@@ -189,12 +189,12 @@ def _examine(world: Group, warnings: list[str]) -> dict[str, Any]:
     _warn(seen)
     said = [line for *_, lines in told for line in lines]
     said += [line for lines in objects.all_gather(world, seen) for line in lines]
-    mine = list(_measure(world, every))
+    mine = [asdict(pair) for pair in _measure(world, every)]
     pairs = objects.gather(world, mine, 0) or []
     return {
         "engine": world.engine.name if world.engine is not None else None,
         "hosts": [asdict(host) for host in every],
-        "pairs": [asdict(pair) for each in pairs for pair in each],
+        "pairs": [pair for each in pairs for pair in each],
         "warnings": list(dict.fromkeys(said)),  # all ranks of a host have said the same
         "error": None,
     }

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import os
 import secrets
 import socket
 from pathlib import Path
 from typing import Any
 
+from unisono.core import rendezvous
 from unisono.core.rendezvous import Launch
+from unisono.errors import LaunchError
 
 __all__ = ["identity", "meet"]
 
@@ -29,16 +34,21 @@ def identity() -> str:
 def meet(store: Any, rank: int, size: int, source: str) -> Launch:
     """Tell the other ranks where we are, and learn the name and the secret of a new job.
 
-    Any store will do that has set, get and add, and whose get waits for a key.
+    Any store will do that has set, get and add, and whose get waits for a key. Whoever reaches the
+    store can read it, so the secret goes there only if UNISONO_SECRET gives none.
     """
+    own = os.environ.get("UNISONO_JOB", "")  # keeps jobs apart that share a store by mistake
+    given = rendezvous.given_secret()
     # A store may outlive a job (torchrun's does), and then holds what an earlier one wrote. Nobody
     # goes on before all have come, so that counting tells them apart.
-    turn = (store.add("come", 1) - 1) // size
+    turn = f"{own}/{(store.add(f'{own}/come', 1) - 1) // size}"
     store.set(f"{turn}/host/{rank}", f"{identity()} {socket.gethostname()}")
     if rank == 0:
         told = [store.get(f"{turn}/host/{each}").decode() for each in range(size)]
-        store.set(f"{turn}/job", "\n".join([secrets.token_hex(16), secrets.token_hex(32), *told]))
-    job, secret, *told = store.get(f"{turn}/job").decode().split("\n")
+        job = secrets.token_hex(16)
+        way = f"given {_proof(given, job)}" if given else f"told {secrets.token_hex(32)}"
+        store.set(f"{turn}/job", "\n".join([job, way, *told]))
+    job, way, *told = store.get(f"{turn}/job").decode().split("\n")
     here = [each for each in range(size) if told[each].split()[0] == told[rank].split()[0]]
     return Launch(
         rank,
@@ -47,7 +57,27 @@ def meet(store: Any, rank: int, size: int, source: str) -> Launch:
         len(here),
         f"store-{job}",
         source,
-        bytes.fromhex(secret),
+        _secret(given, job, way),
         store,
         tuple(told),
     )
+
+
+def _proof(given: bytes, job: str) -> str:
+    """What tells ranks that they were given the same secret, and others nothing."""
+    return hmac.new(given, f"same {job}".encode(), hashlib.sha256).hexdigest()
+
+
+def _secret(given: bytes, job: str, way: str) -> bytes:
+    """The secret of this job, made from the given one, or told by rank 0."""
+    kind, word = way.split()
+    if (kind == "given") != bool(given):
+        with_it, without = ("rank 0", "this rank") if kind == "given" else ("this rank", "rank 0")
+        raise LaunchError(
+            f"{with_it} was started with UNISONO_SECRET, and {without} was not; set it on all ranks"
+        )
+    if kind == "told":
+        return bytes.fromhex(word)
+    if not hmac.compare_digest(word, _proof(given, job)):
+        raise LaunchError("UNISONO_SECRET differs from that of rank 0; set it alike on all ranks")
+    return hmac.new(given, f"job {job}".encode(), hashlib.sha256).digest()

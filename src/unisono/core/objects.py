@@ -1,11 +1,11 @@
-"""Object collectives, built from the verbs: pickled bytes, their sizes first.
+"""Object collectives, built from the verbs: objects as bytes, their sizes first.
 
-Only ranks of one job exchange objects, and they trust each other: unpickling runs code.
+Only ranks of one job exchange objects. Unless UNISONO_PICKLE is 0 they trust each other: unpickling
+runs code. An object that cannot be sent is an error on its rank and on those that wait for it.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,42 +13,49 @@ import numpy as np
 
 from unisono.core import dispatch
 from unisono.core.buffers import view
+from unisono.core.encoding import decode, encode
 from unisono.core.groups import Group
 
 __all__ = ["all_gather", "broadcast", "gather", "recv", "scatter", "send"]
 
+_Bytes = np.ndarray[Any, Any]
+
 
 def all_gather(group: Group, thing: Any) -> list[Any]:
     """Every rank's object, on every rank, in rank order."""
-    data = _packed(thing)
+    data, failure = _packed(thing)
     sizes = _all_sizes(group, data.size)
     joined = np.empty(sum(sizes), np.uint8)
     dispatch.start("all_gather", group, True, view(data), view(joined), sizes)
-    return _unpacked(joined, sizes)
+    _check(failure)
+    return _unpacked(group, joined, sizes)
 
 
 def gather(group: Group, thing: Any, root: int) -> list[Any] | None:
     """Every rank's object, on the root only."""
-    data = _packed(thing)
+    data, failure = _packed(thing)
     sizes = _all_sizes(group, data.size)
     if group.rank != root:
         dispatch.start("gather", group, True, view(data), None, root, None)
+        _check(failure)
         return None
     joined = np.empty(sum(sizes), np.uint8)
     dispatch.start("gather", group, True, view(data), view(joined), root, sizes)
-    return _unpacked(joined, sizes)
+    _check(failure)
+    return _unpacked(group, joined, sizes)
 
 
 def broadcast(group: Group, thing: Any, root: int) -> Any:
     """The root's object, on every rank."""
     at_root = group.rank == root
-    data = _packed(thing) if at_root else np.empty(0, np.uint8)
+    data, failure = _packed(thing) if at_root else (np.empty(0, np.uint8), None)
     size = np.array([data.size])
     dispatch.start("broadcast", group, True, view(size) if at_root else None, view(size), root)
     if not at_root:
         data = np.empty(int(size[0]), np.uint8)
     dispatch.start("broadcast", group, True, view(data) if at_root else None, view(data), root)
-    return thing if at_root else pickle.loads(data.tobytes())
+    _check(failure)
+    return thing if at_root else decode(data.tobytes(), group.ranks[root])
 
 
 def scatter(group: Group, things: Sequence[Any] | None, root: int) -> Any:
@@ -58,21 +65,26 @@ def scatter(group: Group, things: Sequence[Any] | None, root: int) -> Any:
         dispatch.start("scatter", group, True, None, view(size), root, None)
         data = np.empty(int(size[0]), np.uint8)
         dispatch.start("scatter", group, True, None, view(data), root, None)
-        return pickle.loads(data.tobytes())
-    packed = [_packed(thing) for thing in things]
-    sizes = np.array([part.size for part in packed])
+        return decode(data.tobytes(), group.ranks[root])
+    parts = [_packed(thing) for thing in things]
+    failed = next((part for part in parts if part[1] is not None), None)
+    if failed is not None:
+        parts = [failed] * len(parts)  # nobody gets anything
+    sizes = np.array([data.size for data, _ in parts])
     dispatch.start("scatter", group, True, view(sizes), view(size), root, None)
     data = np.empty(int(size[0]), np.uint8)
-    joined = np.concatenate(packed)
+    joined = np.concatenate([data for data, _ in parts])
     dispatch.start("scatter", group, True, view(joined), view(data), root, sizes.tolist())
+    _check(parts[0][1])
     return things[root]
 
 
 def send(group: Group, thing: Any, peer: int, tag: int = 0) -> None:
     """Send one object to a rank of the group."""
-    data = _packed(thing)
+    data, failure = _packed(thing)
     dispatch.start("send", group, True, view(np.array([data.size])), peer, tag)
     dispatch.start("send", group, True, view(data), peer, tag)
+    _check(failure)
 
 
 def recv(group: Group, peer: int | None, tag: int = 0) -> tuple[Any, int]:
@@ -82,18 +94,25 @@ def recv(group: Group, peer: int | None, tag: int = 0) -> tuple[Any, int]:
     assert source is not None
     data = np.empty(int(size[0]), np.uint8)
     dispatch.start("recv", group, True, view(data), source, tag)
-    return pickle.loads(data.tobytes()), source
+    return decode(data.tobytes(), group.ranks[source]), source
 
 
-def _packed(thing: Any) -> np.ndarray[Any, Any]:
-    return np.frombuffer(bytearray(pickle.dumps(thing)), np.uint8)
+def _packed(thing: Any) -> tuple[_Bytes, Exception | None]:
+    data, failure = encode(thing)
+    return np.frombuffer(bytearray(data), np.uint8), failure
 
 
-def _unpacked(joined: np.ndarray[Any, Any], sizes: Sequence[int]) -> list[Any]:
+def _check(failure: Exception | None) -> None:
+    """Raise what kept us from sending our object, now that the others know of it."""
+    if failure is not None:
+        raise failure
+
+
+def _unpacked(group: Group, joined: _Bytes, sizes: Sequence[int]) -> list[Any]:
     ends = np.cumsum(sizes)
     return [
-        pickle.loads(joined[end - size : end].tobytes())
-        for end, size in zip(ends, sizes, strict=True)
+        decode(joined[end - size : end].tobytes(), rank)
+        for rank, end, size in zip(group.ranks, ends, sizes, strict=True)
     ]
 
 

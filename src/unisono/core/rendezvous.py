@@ -12,13 +12,13 @@ import secrets
 import socket
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from unisono.errors import ArgumentError, LaunchError
 
-__all__ = ["DEFAULT_TIMEOUT", "Launch", "find", "from_file", "timeout"]
+__all__ = ["DEFAULT_TIMEOUT", "Launch", "find", "from_file", "given_secret", "timeout"]
 
 #: Seconds that a call may wait for others, unless the caller or UNISONO_TIMEOUT says otherwise.
 DEFAULT_TIMEOUT = 1800.0
@@ -31,8 +31,9 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 class Launch:
     """One rank's place in a job, as its launcher described it.
 
-    `job` names the job, the same on all its ranks; `secret` is what only they know. `store` is a
-    place where all of them can read and write (set, get and add, as torch's stores have them), and
+    `job` names the job, the same on all its ranks; `secret` is what only they know. A job that only
+    an address and a port name is not `is_named`, for another may have the same. `store` is a place
+    where all of them can read and write (set, get and add, as torch's stores have them), and
     `hosts` names each rank's host (an identity and a name), where these are known.
     """
 
@@ -45,6 +46,7 @@ class Launch:
     secret: bytes = field(default=b"", repr=False)
     store: Any = field(default=None, repr=False, compare=False)
     hosts: tuple[str, ...] = ()
+    is_named: bool = True
 
     @property
     def one_host(self) -> bool:
@@ -61,7 +63,7 @@ def find(environ: Mapping[str, str] = os.environ) -> Launch:
     for read in (_unisono, _torchrun, _msrun, _open_mpi, _pmi, _slurm):
         launch = read(environ)
         if launch is not None:
-            return launch
+            return launch if launch.source == "unisono" else _with_ours(launch, environ)
     # Slurm scripts export WORLD_SIZE alone and rely on srun, so it counts only after the others.
     if environ.get("WORLD_SIZE"):
         raise _half_set(environ, "WORLD_SIZE", "RANK")
@@ -124,6 +126,32 @@ def timeout(seconds: float | None = None, environ: Mapping[str, str] = os.enviro
     return value
 
 
+def given_secret(environ: Mapping[str, str] = os.environ) -> bytes:
+    """The job's secret, if whoever started it has set UNISONO_SECRET; else nothing.
+
+    >>> given_secret({"UNISONO_SECRET": "00ff"})
+    b'\\x00\\xff'
+    """
+    try:
+        return bytes.fromhex(environ.get("UNISONO_SECRET", ""))
+    except ValueError:
+        # The value stays out of the text, for errors end up in logs.
+        raise LaunchError(
+            "UNISONO_SECRET is not hexadecimal; leave it to `unisono run`, or unset it"
+        ) from None
+
+
+def _with_ours(launch: Launch, environ: Mapping[str, str]) -> Launch:
+    """A name and a secret that the user adds to what another launcher tells."""
+    name = environ.get("UNISONO_JOB", "")
+    return replace(
+        launch,
+        job=_join(launch.job, [name]),
+        secret=given_secret(environ),
+        is_named=launch.is_named or bool(name),
+    )
+
+
 # ---- one reader for each launcher: a Launch, or None where its variables are not there -----------
 
 
@@ -135,14 +163,8 @@ def _unisono(environ: Mapping[str, str]) -> Launch | None:
     job = environ.get("UNISONO_JOB", "")
     if not job and size > 1:
         raise _half_set(environ, "UNISONO_RANK", "UNISONO_JOB")
-    try:
-        secret = bytes.fromhex(environ.get("UNISONO_SECRET", ""))
-    except ValueError:
-        # The value stays out of the text, for errors end up in logs.
-        raise LaunchError(
-            "UNISONO_SECRET is not hexadecimal; leave it to `unisono run`, or unset it"
-        ) from None
-    return Launch(rank, size, *local, job or secrets.token_hex(16), "unisono", secret)
+    name = job or secrets.token_hex(16)
+    return Launch(rank, size, *local, name, "unisono", given_secret(environ))
 
 
 def _torchrun(environ: Mapping[str, str]) -> Launch | None:
@@ -164,7 +186,8 @@ def _torchrun(environ: Mapping[str, str]) -> Launch | None:
         restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         parts += [environ["TORCHELASTIC_RUN_ID"], restarts]
         parts += _launcher_of_one_host("RANK", size, local)
-    return Launch(rank, size, *local, _join("torchrun", parts), source)
+    named = source == "torchrun"
+    return Launch(rank, size, *local, _join("torchrun", parts), source, is_named=named)
 
 
 def _msrun(environ: Mapping[str, str]) -> Launch | None:
@@ -192,7 +215,7 @@ def _msrun(environ: Mapping[str, str]) -> Launch | None:
     local = _local(environ, rank, size, local_rank, "UNISONO_LOCAL_SIZE", known)
     # Without --join msrun ends before its workers, so their parent says nothing.
     job = _join("msrun", [host, environ.get("MS_SCHED_PORT", "")])
-    return Launch(rank, size, *local, job, "msrun")
+    return Launch(rank, size, *local, job, "msrun", is_named=False)
 
 
 def _open_mpi(environ: Mapping[str, str]) -> Launch | None:

@@ -2,81 +2,48 @@
 
 The socket is an abstract one, so there is no file that could be left behind and no port that a
 stranger could reach from outside. Only processes of the same user that know the job's secret get
-in: the host sends a nonce, the guest answers with an HMAC over it, and the host proves in turn
-that it knows the secret too. The socket is gone as soon as everyone is in.
+in, see greeting.py; strangers may sit at rank 0's seat or call there, and change nothing. The
+socket is gone as soon as everyone is in.
+
+A job that only an address and a port name may not be the only one of that name. Then guests choose
+their rank 0, see likeness.py: at once if it was started exactly as they were, else after a moment
+in which another could come. Rank 0s call each other, and send away a guest that chose too early;
+the memory is handed out when all guests are there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
-import json
 import os
 import secrets
 import selectors
 import socket
-import struct
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from unisono.core.rendezvous import Launch
-from unisono.errors import CommTimeout, LaunchError, OutOfSharedMemory, UnisonoError
+from unisono.engines import greeting
+from unisono.engines.greeting import MOST, NONCE, SEATS, Hello, Line
+from unisono.engines.guests import Guest
+from unisono.engines.likeness import Points, chosen
+from unisono.errors import CommTimeout, LaunchError, UnisonoError
 
 __all__ = ["Guest", "Host"]
 
-_HELLO = struct.Struct("!4sHHH32s32s")  # magic, version, rank, size, nonce, proof
-_MAGIC = b"UNIS"
-_VERSION = 1
-_NONCE = 32
-_REFUSED = b"refused "  # followed by the error; any other answer is a proof
-_HERE = b"here"
-_GO = b"go"
 _STRANGERS = 64  # connections that have not proved anything yet; with more, the oldest has to go
-
-
-def _name(launch: Launch) -> bytes:
-    digest = hashlib.sha256(f"{os.getuid()}:{launch.job}".encode()).hexdigest()[:32]
-    return b"\0unisono-" + digest.encode()
-
-
-def _proof(launch: Launch, role: bytes, *parts: bytes) -> bytes:
-    key = hashlib.sha256(launch.secret + b":" + launch.job.encode()).digest()
-    return hmac.new(key, role + b"".join(parts), hashlib.sha256).digest()
-
-
-def _owner(connection: socket.socket) -> int:
-    """The user at the other end, by the kernel's word."""
-    layout = struct.Struct("3i")  # pid, uid, gid
-    uid: int = layout.unpack(
-        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size)
-    )[1]
-    return uid
-
-
-def _refusal(error: UnisonoError) -> bytes:
-    words = [type(error).__name__, error.ranks, str(error)[:2048]]
-    return _REFUSED + json.dumps(words).encode()
-
-
-def _refused(message: bytes) -> UnisonoError:
-    """The error in a refusal, for the guest to raise."""
-    try:
-        kind, ranks, text = json.loads(message[len(_REFUSED) :])
-    except ValueError:
-        return LaunchError("who answered as rank 0 speaks another language")
-    for known in (CommTimeout, OutOfSharedMemory):
-        if kind == known.__name__:
-            return known(f"{text} (told by rank 0)", ranks)
-    return LaunchError(f"rank 0 refused this rank: {text}", ranks)
+_LINGER = 2.0  # seconds for ranks of two jobs to come and hear that there is neither
 
 
 @dataclass(eq=False)
-class _Connection:
+class _Caller:
+    """Who has called us: a stranger until it says a hello, then a rank."""
+
     socket: socket.socket
     nonce: bytes
-    rank: int = -1
-    here: bool = False
+    hello: Hello | None = None
+    has_joined: bool = False
+    is_here: bool = False
 
 
 class Host:
@@ -86,239 +53,271 @@ class Host:
         self._launch = launch
         self._deadline = time.monotonic() + timeout
         self._timeout = timeout
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            self._listener.bind(_name(launch))
-        except OSError as error:
-            self._listener.close()
-            raise LaunchError(
-                f"another job of this user is starting as {launch.job!r}; "
-                "give each job its own MASTER_PORT or UNISONO_JOB"
-            ) from error
-        self._listener.listen(512)
-        self._listener.setblocking(False)
+        self._own = greeting.points_of(launch)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._guests: dict[int, _Connection] = {}
-        self._strangers: list[_Connection] = []  # the oldest first
+        self._callers: list[_Caller] = []  # the oldest first
+        self._guests: dict[int, _Caller] = {}  # those that have joined
+        self._told: set[int] = set()  # those that have heard why there is no job
+        self._refusal: UnisonoError | None = None
+        self._are_two = False  # jobs of one name, and nobody knows whose ranks are whose
+        self._has_begun = False  # the memory is handed out, and nobody can change that any more
+        self._listener, self._seat = self._sit_down()
+        self._lines = list(self._call_others())
+        self._is_open = False
 
     def admit(self, fd: int) -> None:
         """Give every guest the descriptor; return when all have taken their place."""
+        others = self._launch.size - 1
+        os.fchmod(fd, 0o600)  # not even through /proc may another user open it
         try:
-            self._serve(fd, None)
-            self._tell_all(_GO)
+            self._serve(lambda: len(self._guests) == others)
+            self._hand_out(fd)
+            self._serve(lambda: all(guest.is_here for guest in self._guests.values()))
+            for guest in self._guests.values():
+                self._send(
+                    guest, greeting.GO
+                )  # who has ended meanwhile is noticed in the first call
         except UnisonoError as error:
-            self._tell_all(_refusal(error))
+            self._refuse_all(error)
             raise
         finally:
             self._close()
 
     def refuse(self, error: UnisonoError) -> None:
         """Tell every guest why there is no job; do not wait long for late ones."""
+        self._refusal = error
         self._deadline = min(self._deadline, time.monotonic() + 5)
         try:
-            self._serve(-1, error)
-        except (CommTimeout, LaunchError):
+            self._serve(lambda: len(self._told) == self._launch.size - 1)
+        except UnisonoError:
             pass  # our own reason matters more than who did not hear it
         finally:
             self._close()
 
-    def _tell_all(self, message: bytes) -> None:
-        for guest in self._guests.values():
-            # Who has ended meanwhile is noticed by everyone in the first call.
-            with contextlib.suppress(OSError):
-                guest.socket.send(message)
+    # ---- our seat, and who has another one ----
 
-    def _serve(self, fd: int, refusal: UnisonoError | None) -> None:
+    def _sit_down(self) -> tuple[socket.socket, int]:
+        for seat in range(SEATS):
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            listener.setblocking(False)
+            try:
+                listener.bind(greeting.name(self._launch, seat))
+            except OSError:
+                listener.close()
+                continue
+            listener.listen(512)
+            return listener, seat
+        raise self._taken()
+
+    def _taken(self) -> LaunchError:
+        return LaunchError(
+            f"another job of this user is starting as {self._launch.job!r}; "
+            "give each job its own MASTER_PORT or UNISONO_JOB"
+        )
+
+    def _call_others(self) -> Iterator[Line]:
+        """Who sat down before us is on a lower seat, unless that became free only now."""
+        for seat in range(self._seat if self._launch.is_named else SEATS):
+            line = greeting.call(self._launch, self._own, seat) if seat != self._seat else None
+            if line is not None:
+                self._selector.register(line.socket, selectors.EVENT_READ, line)
+                yield line
+
+    def _open_the_door(self) -> None:
+        """Let callers in once we know who sits on the lower seats: we may not be rank 0 at all."""
+        if any(line.is_open and line.seat < self._seat for line in self._lines):
+            return
+        if self._launch.is_named and any(line.points is not None for line in self._lines):
+            raise self._taken()
+        self._is_open = True
+        self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def _rivals(self) -> list[Points]:
+        """What other rank 0s are like."""
         size = self._launch.size
-        while sum(guest.here for guest in self._guests.values()) < size - 1:
+        lines = [line for line in self._lines if line.points is not None and line.size == size]
+        hellos = [caller.hello for caller in self._callers if caller.hello is not None]
+        callers = [hello for hello in hellos if (hello.rank, hello.size) == (0, size)]
+        return [*(line.points or frozenset() for line in lines), *(each.points for each in callers)]
+
+    def _two_jobs(self) -> LaunchError:
+        self._are_two = True
+        return greeting.two_jobs(self._launch)
+
+    def _check_guests(self) -> None:
+        """Send away who belongs to another rank 0; stop if that cannot be told."""
+        rivals = self._rivals()
+        if self._launch.is_named or self._has_begun or not rivals:
+            return
+        for rank, guest in list(self._guests.items()):
+            assert guest.hello is not None
+            choice = chosen(guest.hello.points, [self._own, *rivals])
+            if choice is None:
+                raise self._two_jobs()
+            if choice != 0:
+                del self._guests[rank]
+                self._send(guest, greeting.AWAY)
+                self._drop(guest)
+
+    # ---- callers ----
+
+    def _serve(self, is_done: Callable[[], bool]) -> None:
+        while not is_done():
+            if not self._is_open:
+                self._open_the_door()
             left = self._deadline - time.monotonic()
             if left <= 0:
-                came = {rank for rank, guest in self._guests.items() if guest.here}
-                missing = sorted(set(range(1, size)) - came)
-                raise CommTimeout(
-                    f"{len(missing)} of {size} ranks did not come in {self._timeout:g} s: "
-                    f"ranks {missing}; were they all started?",
-                    missing,
-                )
-            for key, _ in self._selector.select(left):
+                raise self._late()
+            for key, _ in self._selector.select(left if self._is_open else min(left, 0.1)):
                 if key.data is None:
                     self._welcome()
+                elif isinstance(key.data, Line):
+                    self._hear_rival(key.data)
                 else:
-                    self._hear(key.data, fd, refusal)
+                    self._hear(key.data)
+
+    def _late(self) -> CommTimeout:
+        size = self._launch.size
+        came = {
+            rank for rank, guest in self._guests.items() if not self._has_begun or guest.is_here
+        }
+        missing = sorted(set(range(1, size)) - came)
+        return CommTimeout(
+            f"{len(missing)} of {size} ranks did not come in {self._timeout:g} s: "
+            f"ranks {missing}; were they all started?",
+            missing,
+        )
 
     def _welcome(self) -> None:
         connection, _ = self._listener.accept()
         connection.setblocking(False)
-        if _owner(connection) != os.getuid():
+        if not greeting.is_ours(connection):
             connection.close()
             return
-        if len(self._strangers) >= _STRANGERS + self._launch.size:
-            self._drop(self._strangers[0])  # a true guest proves itself at once
-        guest = _Connection(connection, secrets.token_bytes(_NONCE))
-        self._strangers.append(guest)
-        self._selector.register(connection, selectors.EVENT_READ, guest)
-        try:
-            connection.send(guest.nonce)
-        except OSError:
-            self._drop(guest)
+        strangers = [caller for caller in self._callers if caller.hello is None]
+        if len(strangers) >= _STRANGERS + self._launch.size:
+            self._drop(strangers[0])  # a true guest proves itself at once
+        caller = _Caller(connection, secrets.token_bytes(NONCE))
+        self._callers.append(caller)
+        self._selector.register(connection, selectors.EVENT_READ, caller)
+        if not self._send(caller, caller.nonce):
+            self._drop(caller)
 
-    def _hear(self, guest: _Connection, fd: int, refusal: UnisonoError | None) -> None:
-        if guest.socket.fileno() < 0:
+    def _hear_rival(self, line: Line) -> None:
+        try:
+            line.hear()
+        except UnisonoError:
+            if self._refusal is None:
+                self._are_two = True  # it tells us what it tells everybody
+                raise
+        if line.has_ended:
+            self._lines.remove(line)
+            self._selector.unregister(line.socket)
+            line.socket.close()
+        self._check_guests()
+
+    def _hear(self, caller: _Caller) -> None:
+        if caller.socket.fileno() < 0:
             return  # it was dropped in this very round
         try:
-            message = guest.socket.recv(4096)
+            message = caller.socket.recv(MOST)
         except OSError:
             message = b""
-        if guest.rank >= 0:
-            if message != _HERE:
-                self._selector.unregister(guest.socket)
-                rank = guest.rank
+        if caller.hello is None:
+            self._judge(caller, message)
+        elif self._refusal is not None:
+            self._drop(caller)  # it knows by now
+        elif caller.has_joined:
+            if message != greeting.HERE:
+                rank = caller.hello.rank
+                del self._guests[rank]
+                self._drop(caller)
                 raise LaunchError(f"rank {rank} ended while the job was starting", [rank])
-            guest.here = True
-            return
-        answer = self._judge(guest, message, refusal)
-        if answer is None:
-            self._drop(guest)  # a stranger learns nothing
-            return
-        try:
-            if answer.startswith(_REFUSED):
-                guest.socket.send(answer)
-            else:
-                socket.send_fds(guest.socket, [answer], [fd])
-        except OSError:
-            self._drop(guest)
-            return
-        if answer.startswith(_REFUSED):
-            if guest.rank >= 0:  # it belongs to the job that cannot be, and has been told
-                guest.here = True
-                self._hang_up(guest)
-            else:
-                self._drop(guest)
+            caller.is_here = True
+        elif message == greeting.TORN:
+            raise self._two_jobs()
+        elif message != greeting.JOIN or not self._take_in(caller, caller.hello.rank):
+            self._drop(caller)
 
-    def _judge(
-        self, guest: _Connection, message: bytes, refusal: UnisonoError | None
-    ) -> bytes | None:
-        """The answer to a hello, or None if it proves nothing."""
-        if len(message) != _HELLO.size:
-            return None
-        magic, version, rank, size, nonce, proof = _HELLO.unpack(message)
-        expected = _proof(self._launch, b"guest", guest.nonce, message[: -len(proof)])
-        if magic != _MAGIC or not hmac.compare_digest(proof, expected):
-            return None
-        if version != _VERSION:
-            return _refusal(LaunchError("the ranks run different versions of unisono"))
-        if size != self._launch.size or not 1 <= rank < size:
-            text = f"rank {rank} of {size} does not belong to a job of {self._launch.size} ranks"
-            return _refusal(LaunchError(text, [rank]))
+    def _judge(self, caller: _Caller, message: bytes) -> None:
+        """Answer a hello."""
+        launch = self._launch
+        pid, _ = greeting.peer(caller.socket)
+        hello = greeting.hello(launch, message, caller.nonce, pid)
+        if hello is None:
+            self._drop(caller)  # a stranger learns nothing
+            return
+        caller.hello = hello
+        if self._refusal is not None:
+            self._refuse(caller, self._refusal)
+            self._told |= {hello.rank} - {0}
+        elif not hello.is_of_our_version:
+            self._refuse(caller, LaunchError("the ranks run different versions of unisono"))
+        elif (launch.is_named and hello.size != launch.size) or hello.rank >= hello.size:
+            text = f"rank {hello.rank} of {hello.size} does not belong to a job of {launch.size}"
+            self._refuse(caller, LaunchError(f"{text} ranks", [hello.rank]))
+        else:
+            if not self._send(caller, greeting.answer(launch, self._own, hello.nonce)):
+                self._drop(caller)
+            elif hello.rank == 0:
+                self._check_guests()
+
+    def _take_in(self, caller: _Caller, rank: int) -> bool:
+        """Let a guest join that has chosen us; False if it cannot."""
+        if rank == 0 or self._has_begun:
+            return False
         if rank in self._guests:
+            if not self._launch.is_named:
+                raise self._two_jobs()
             text = f"there is a rank {rank} in job {self._launch.job!r} already"
-            return _refusal(LaunchError(text, [rank]))
-        guest.rank = rank
-        self._guests[rank] = guest
-        self._strangers.remove(guest)
-        if refusal is not None:
-            return _refusal(refusal)
-        return _proof(self._launch, b"host", nonce)
+            self._refuse(caller, LaunchError(text, [rank]))
+            return False
+        caller.has_joined = True
+        self._guests[rank] = caller
+        self._check_guests()
+        return True
 
-    def _drop(self, guest: _Connection) -> None:
-        if guest.rank < 0:
-            self._strangers.remove(guest)
-        self._guests.pop(guest.rank, None)
-        self._hang_up(guest)
+    def _hand_out(self, fd: int) -> None:
+        self._has_begun = True
+        for rank, guest in self._guests.items():
+            try:
+                socket.send_fds(guest.socket, [greeting.MEMORY], [fd])
+            except OSError:
+                raise LaunchError(f"rank {rank} ended while the job was starting", [rank]) from None
 
-    def _hang_up(self, guest: _Connection) -> None:
-        self._selector.unregister(guest.socket)
-        guest.socket.close()
+    def _refuse(self, caller: _Caller, error: UnisonoError) -> None:
+        assert caller.hello is not None
+        self._send(caller, greeting.refusal(self._launch, error, caller.hello.nonce))
+
+    def _refuse_all(self, error: UnisonoError) -> None:
+        """Tell everybody who is there; and, if two jobs have come, who comes in a moment."""
+        self._refusal = error
+        for caller in self._callers:
+            if caller.hello is not None:
+                self._refuse(caller, error)
+        if not self._are_two:
+            return
+        self._deadline = time.monotonic() + _LINGER
+        with contextlib.suppress(UnisonoError):
+            self._serve(lambda: False)
+
+    def _send(self, caller: _Caller, message: bytes) -> bool:
+        try:
+            caller.socket.send(message)
+        except OSError:
+            return False
+        return True
+
+    def _drop(self, caller: _Caller) -> None:
+        if caller in self._callers:
+            self._callers.remove(caller)
+            self._selector.unregister(caller.socket)
+            caller.socket.close()
 
     def _close(self) -> None:
-        for key in list(self._selector.get_map().values()):
-            if key.data is not None:
-                key.data.socket.close()
-        for guest in self._guests.values():
-            guest.socket.close()
+        for caller in self._callers:
+            caller.socket.close()
+        for line in self._lines:
+            line.socket.close()
         self._selector.close()
         self._listener.close()
-
-
-class Guest:
-    """The side of every other rank."""
-
-    def __init__(self, launch: Launch, timeout: float) -> None:
-        self._launch = launch
-        self._timeout = timeout
-        self._deadline = time.monotonic() + timeout
-        self._socket = self._connect()
-
-    def join(self) -> int:
-        """Prove who we are and take the descriptor."""
-        nonce = self._receive()[0]
-        own_nonce = secrets.token_bytes(_NONCE)
-        body = _HELLO.pack(
-            _MAGIC, _VERSION, self._launch.rank, self._launch.size, own_nonce, bytes(32)
-        )[:-32]
-        self._socket.send(body + _proof(self._launch, b"guest", nonce, body))
-        answer, fds = self._receive()
-        if answer.startswith(_REFUSED):
-            raise _refused(answer)
-        expected = _proof(self._launch, b"host", own_nonce)
-        if len(fds) != 1 or not hmac.compare_digest(answer, expected):
-            raise LaunchError("who answered as rank 0 does not know the secret of this job")
-        # From here on rank 0 keeps the deadline and tells us who is missing; it began before us.
-        self._deadline = time.monotonic() + self._timeout + 1
-        return fds[0]
-
-    def settle(self) -> None:
-        """Say that we are in place, and wait until everyone is."""
-        self._socket.send(_HERE)
-        answer = self._receive()[0]
-        if answer.startswith(_REFUSED):
-            raise _refused(answer)
-        if answer != _GO:
-            raise LaunchError("rank 0 gave up while the job was starting")
-        self._socket.close()
-
-    def close(self) -> None:
-        """Hang up; allowed at any time."""
-        self._socket.close()
-
-    def _connect(self) -> socket.socket:
-        pause = 0.001
-        while True:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            try:
-                connection.connect(_name(self._launch))
-                break
-            except OSError:  # rank 0 is not there yet, or its queue is full
-                connection.close()
-            if time.monotonic() > self._deadline:
-                raise CommTimeout(
-                    f"rank 0 of job {self._launch.job!r} did not come in {self._timeout:g} s; "
-                    "was it started on this host, by this user?",
-                    [0],
-                )
-            time.sleep(pause)
-            pause = min(pause * 2, 0.02)
-        if _owner(connection) != os.getuid():
-            connection.close()
-            job = self._launch.job
-            raise LaunchError(f"another user answers for job {job!r}; choose another name")
-        return connection
-
-    def _receive(self) -> tuple[bytes, list[int]]:
-        self._socket.settimeout(max(self._deadline - time.monotonic(), 0.001))
-        try:
-            message, fds, _, _ = socket.recv_fds(self._socket, 4096, 1, socket.MSG_CMSG_CLOEXEC)
-        except TimeoutError:
-            raise CommTimeout(
-                f"the other ranks did not come in {self._timeout:g} s; were they all started?"
-            ) from None
-        except OSError:
-            message, fds = b"", []
-        if not message:
-            raise LaunchError(
-                "rank 0 hung up while the job was starting: it ended, gave up waiting for others, "
-                "or does not know the secret of this job",
-                [0],
-            )
-        return message, fds

@@ -1,4 +1,4 @@
-"""The collectives of Python objects: pickled, sent as bytes, and put into lists."""
+"""The collectives of Python objects: sent as bytes, and put into lists."""
 
 from __future__ import annotations
 
