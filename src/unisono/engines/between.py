@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 
-from unisono.core import hosts, objects, registry
+from unisono.core import hosts, objects, registry, rendezvous
 from unisono.core.engine import Engine
 from unisono.core.groups import Group
 from unisono.core.rendezvous import Launch
@@ -38,7 +38,9 @@ def join(launch: Launch, timeout: float, net: str | None) -> tuple[Launch, Engin
     everyone = chosen.open(launch, timeout)
     group = Group("everyone", range(everyone.size), everyone, everyone.rank)
     told = objects.all_gather(group, f"{hosts.identity()} {socket.gethostname()}")
-    job, secret = objects.broadcast(group, (secrets.token_hex(16), secrets.token_bytes(32)), 0)
+    given = rendezvous.given_secret()
+    own = secrets.token_hex(16), b"" if given else secrets.token_bytes(32)
+    job, secret = objects.broadcast(group, own, 0)
     here = [rank for rank, words in enumerate(told) if words == told[everyone.rank]]
     place = Launch(
         everyone.rank,
@@ -47,7 +49,7 @@ def join(launch: Launch, timeout: float, net: str | None) -> tuple[Launch, Engin
         len(here),
         f"{chosen.name}-{job}",
         launch.source,
-        secret,
+        given or secret,
         hosts=tuple(told),
     )
     return place, everyone
