@@ -5,11 +5,11 @@
  * agree(), give_up(), close(); for the order of fill, barrier and drain in collectives.cpp
  * (all_reduce_once() and in_steps(); with SLICED also all_reduce_sliced()); for Arena::alive().
  *
- * Each access to shared memory is a step of its own; a write into a slot is two, so that a reader
- * can catch it half done. A rank may die between any two steps; alive() tells the truth from then
- * on. Where wait_until() would sleep and look again, the model blocks until looking would find
- * something; so a wait that would never end is a deadlock ("invalid end state"). That a sleeper
- * does wake up to look is the business of wait.pml.
+ * Each access to shared memory is a step of its own (but see drain()); a write into a slot is two,
+ * so that a reader can catch it half done. A rank may die between any two steps; alive() tells the
+ * truth from then on. Where wait_until() would sleep and look again, the model blocks until looking
+ * would find something; so a wait that would never end is a deadlock ("invalid end state"). That a
+ * sleeper does wake up to look is the business of wait.pml.
  *
  * Left out: the wrap of the 32-bit turn; cards and rows (compare_all() reads them as agree() reads
  * fingerprints, by the same parity and after the same barrier); probe(), which is more barriers;
@@ -150,6 +150,21 @@ inline fill() {
     slot[at(rank_)] = step_
 }
 
+/* Reads what the others have staged. All at once, and at once with agree(): nothing that a rank
+ * reads here may change before it comes to its next barrier, and since the step may happen at any
+ * moment until then, a change at any moment would be seen. */
+#define drain(staged) \
+    i = 1; \
+    do \
+    :: i < RANKS -> assert(staged[at((rank_ + i) % RANKS)] == step_); i++ \
+    :: else -> i = 0; break \
+    od
+
+inline end_step() {
+    chunk++;
+    if :: chunk == STEPS -> claim_ended() :: else fi
+}
+
 inline post() {
     atomic {
 #ifdef WITHDRAW
@@ -285,57 +300,44 @@ proctype Rank(byte rank_) {
                 fi;
                 barrier(0);
 passed_first:
-                if
-                :: chunk == 0 -> /* agree() */
-                    atomic { same = true; i = 1 };
-                    do
-                    :: i < RANKS ->
-                        atomic {
-                            print = fingerprint[at((rank_ + i) % RANKS)];
-                            assert(print >> 1 == calls_); /* of this call, not of another */
-                            same = same && print == calls_ * 2 + mine;
-                            print = 0;
-                            i++
+                atomic {
+                    i = 1;
+                    same = true;
+                    do /* agree() */
+                    :: chunk == 0 && i < RANKS ->
+                        print = fingerprint[at((rank_ + i) % RANKS)];
+                        assert(print >> 1 == calls_); /* of this call, not of another */
+                        same = same && print == calls_ * 2 + mine;
+                        print = 0;
+                        i++
 #ifdef BUG_NEIGHBOUR_VERDICT
-                            ; i = RANKS
+                        ; i = RANKS
 #endif
-                        }
                     :: else -> break
                     od;
-                    atomic {
-                        i = 0;
+                    if
+                    :: chunk == 0 ->
                         assert(verdict[calls_] == 0 || verdict[calls_] == (same -> 1 : 2));
                         assert(same == (asked[calls_] != 3));
-                        verdict[calls_] = (same -> 1 : 2);
-                        if
-                        :: !same -> claim_ended(); break /* mismatch: on to the next call */
-                        :: else
-                        fi
-                    }
-                :: else
-                fi;
-                i = 1; /* drain: read what the others have staged */
-                do
-                :: i < RANKS ->
-                    atomic { assert(slot[at((rank_ + i) % RANKS)] == step_); i++ }
-                :: else -> i = 0; break
-                od;
+                        verdict[calls_] = (same -> 1 : 2)
+                    :: else
+                    fi;
+                    i = 0;
+                    if
+                    :: !same -> claim_ended(); break /* mismatch: on to the next call */
+                    :: else -> same = false; drain(slot)
+                    fi
+#ifndef SLICED
+                    ; end_step()
+#endif
+                }
 #ifdef SLICED
                 reduced[at(rank_)] = BUSY;
                 reduced[at(rank_)] = step_;
                 barrier(1);
 passed_second:
-                i = 1;
-                do
-                :: i < RANKS ->
-                    atomic { assert(reduced[at((rank_ + i) % RANKS)] == step_); i++ }
-                :: else -> i = 0; break
-                od;
+                atomic { drain(reduced); end_step() }
 #endif
-                atomic {
-                    chunk++;
-                    if :: chunk == STEPS -> claim_ended() :: else fi
-                }
             od
         od;
 
@@ -345,24 +347,24 @@ enter_barrier:
 #ifdef BUG_TURN_BEFORE_DATA
         fill();
 #endif
-        i = 1;
+        atomic { i = 1; peer = (rank_ + 1) % RANKS };
         do
-        :: atomic { i < RANKS -> peer = (rank_ + i) % RANKS };
+        :: i < RANKS ->
 look:       do /* wait_for(peer) */
             :: reached(peer) -> break
             :: !reached(peer) -> check_peers()
             :: atomic { !reached(peer) && quits < QUITS -> quits++ };
                 expire()
             od;
+            atomic {
 #ifndef BUG_NO_DEPARTED_CHECK
 #ifndef WITHDRAW
-            atomic { somebody_left = somebody_left || gave_up[peer] != 0; i++ }
-#define COUNTED
+                somebody_left = somebody_left || gave_up[peer] != 0;
 #endif
 #endif
-#ifndef COUNTED
-            i++
-#endif
+                i++;
+                peer = (rank_ + i) % RANKS
+            }
         :: else -> break
         od;
         if
