@@ -73,6 +73,7 @@ byte ended[RANKS];        /* calls that ended, well or by mismatch */
 byte failed[RANKS];       /* the call that broke the group for this rank */
 byte verdict[CALLS + 1];  /* 1 same, 2 mismatch, as the first rank to judge saw it */
 byte asked[CALLS + 1];    /* whether requests really differ: bit 0 and bit 1 for the two kinds */
+byte doomed;              /* the last turn to which somebody came after a peer had given it up */
 byte released, finished;
 
 #ifdef BUG_ONE_SLOT
@@ -138,7 +139,8 @@ inline claim_failed() {
     failed[rank_] = calls_
 }
 
-/* Whoever comes to a barrier that a peer has already given up does not pass it. */
+/* Whoever comes to a barrier that a peer has already given up does not pass it (`late`). With
+ * NOBODY_PASSES: nor do those who came before and were still waiting (`doomed`). */
 #define given_up_here(q) \
     (gave_up[q] != 0 && reason(gave_up[q]) != Leave_closed && \
      reason(gave_up[q]) != Leave_memory && turn[q] == turn_)
@@ -175,6 +177,7 @@ inline post() {
         fi;
 #endif
         late = SOMEBODY(given_up_here);
+        if :: late -> doomed = turn_ :: else fi;
         turn[rank_] = turn_
     }
 }
@@ -367,6 +370,9 @@ look:       do /* wait_for(peer) */
             }
         :: else -> break
         od;
+#ifdef LOOK_AT_END
+        somebody_left = true; /* look at gave_up of all when all have come, not of each as it comes */
+#endif
         if
         :: somebody_left -> /* check_departed() */
             q = 0;
@@ -386,6 +392,9 @@ look:       do /* wait_for(peer) */
         fi;
         atomic {
             assert(!late);
+#ifdef NOBODY_PASSES
+            assert(doomed != turn_);
+#endif
             i = 0; peer = 0; q = 0; word = 0; somebody_left = false;
             if
             :: where == 0 -> goto passed_first
