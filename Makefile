@@ -7,6 +7,7 @@
 #   make test-openmpi  the engine mpi over Open MPI
 #   make bench-hosts   engine hybrid next to Gloo, on hosts that are namespaces
 #   make sanitize   the C++ tests under address, undefined and thread sanitizers
+#   make model      the protocol of the shared memory, checked with spin (apt-get install spin)
 #   make bench      the table in the README
 #   make lint       ruff, mypy, clang-format;   make format   mends what they can mend
 PYTHON ?= python3
@@ -26,7 +27,7 @@ $(BIN)/cmake --build build/$(1)
 $(BIN)/ctest --test-dir build/$(1) --output-on-failure
 endef
 
-.PHONY: demo test test-native test-python test-engines test-mindspore test-bare torch-suite test-openmpi sanitize bench bench-hosts lint format clean
+.PHONY: demo test test-native test-python test-engines test-mindspore test-bare torch-suite test-openmpi sanitize model bench bench-hosts lint format clean
 
 demo: .venv/.installed
 	$(BIN)/unisono demo
@@ -105,6 +106,10 @@ torch-suite: .venv/.installed .venv/.dev
 sanitize: .venv/.dev
 	$(call native-tests,sanitize-address,-DUNISONO_SANITIZE="address$(COMMA)undefined")
 	$(call native-tests,sanitize-thread,-DUNISONO_SANITIZE=thread)
+
+# Needs apt's spin and a gcc; says so if they are missing. Nothing of Python but the interpreter.
+model:
+	$(PYTHON) native/model/check.py
 
 bench: .venv/.installed .venv/.dev
 	$(BIN)/unisono bench --against gloo

@@ -1,0 +1,264 @@
+"""Checks the models of the arena's protocol with spin, and that spin finds every planted bug.
+
+    python native/model/check.py            everything; ten minutes or more on one core
+    python native/model/check.py --quick    a few seconds
+    python native/model/check.py --keep D   leaves the trails of what was found in folder D
+
+Needs spin and gcc (`apt-get install spin gcc`). Exit code: 0 all as expected, 1 a model fails or a
+planted bug is not found, 2 spin or gcc is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+MEMORY = 6000  # MB that one search may take
+
+
+@dataclass(frozen=True)
+class Check:
+    """One search: a model, its bounds, and what must come out."""
+
+    model: str
+    about: str
+    defines: str  # as words: NAME or NAME=VALUE
+    finds: bool = False  # whether spin must find an error: a planted bug or a known weakness
+    how: str = "safety"  # safety: assertions and deadlocks; ltl: every run ends; bitstate: a sample
+    quick: bool = False
+
+    def bound(self, name: str, default: str) -> str:
+        for word in self.defines.split():
+            if word.startswith(f"{name}="):
+                return word.partition("=")[2]
+        return default
+
+    def bounds(self) -> list[str]:
+        """Ranks, rounds and deaths, as the table shows them."""
+        if self.model == "worker":
+            return ["threads", self.bound("CALLERS", "2") + "+" + self.bound("STARTS", "2"), "-"]
+        rounds = self.bound("CALLS", self.bound("ROUNDS", "any"))  # shrink goes on until it ends
+        return [self.bound("RANKS", "3"), rounds, self.bound("DEATHS", "0")]
+
+
+def right(model: str, about: str, defines: str, how: str = "safety", quick: bool = False) -> Check:
+    return Check(model, about, defines, False, how, quick)
+
+
+def wrong(model: str, about: str, defines: str, quick: bool = False) -> Check:
+    return Check(model, about, defines, True, "safety", quick)
+
+
+RIGHT = [
+    right("wait", "post() loses no wake-up, without slices", "RANKS=3 ROUNDS=3", quick=True),
+    right("wait", "post() loses no wake-up, without slices", "RANKS=4 ROUNDS=3"),
+    right("wait", "ring() loses no wake-up, without slices", "RANKS=4 ROUNDS=2 RING"),
+    right(
+        "wait",
+        "death, giving up: one slice is enough",
+        "RANKS=4 ROUNDS=2 DEATHS=1 GIVE_UPS=1 SLICES=1",
+    ),
+    right("wait", "every wait ends", "RANKS=3 ROUNDS=3 DEATHS=1 GIVE_UPS=1 SLICES=1", "ltl"),
+    right("group", "one outcome", "RANKS=2 CALLS=3 DEATHS=1 ONE_OUTCOME", quick=True),
+    right("group", "one outcome", "RANKS=3 CALLS=3 DEATHS=1 ONE_OUTCOME"),
+    right("group", "one outcome", "RANKS=3 CALLS=3 DEATHS=2 ONE_OUTCOME"),
+    right("group", "one outcome", "RANKS=4 CALLS=1 ONE_OUTCOME"),
+    right("group", "one outcome, two steps a call", "RANKS=3 CALLS=1 STEPS=2 DEATHS=1 ONE_OUTCOME"),
+    right("group", "one outcome, sliced", "RANKS=3 CALLS=2 SLICED DEATHS=1 ONE_OUTCOME"),
+    right("group", "mismatch: common verdict", "RANKS=3 CALLS=2 ODD=1 DEATHS=1 ONE_OUTCOME"),
+    right("group", "close, no memory", "RANKS=3 CALLS=2 CLOSES=1 SHORTAGES=1 ONE_OUTCOME"),
+    right(
+        "group",
+        "all of it but deadlines",
+        "RANKS=2 CALLS=3 CLOSES=1 SHORTAGES=1 ODD=1 DEATHS=1 ONE_OUTCOME",
+    ),
+    right("group", "deadlines: late is lost", "RANKS=3 CALLS=3 QUITS=1 DEATHS=1"),
+    right("group", "deadlines: late is lost", "RANKS=3 CALLS=1 QUITS=2 DEATHS=1"),
+    right("group", "every call ends", "RANKS=2 CALLS=3 DEATHS=1 QUITS=1", "ltl"),
+    right("group", "every call ends", "RANKS=3 CALLS=1 DEATHS=1 QUITS=1", "ltl"),
+    right("group", "one outcome", "RANKS=4 CALLS=3 DEATHS=2 ONE_OUTCOME", "bitstate"),
+    right("group", "deadlines: late is lost", "RANKS=4 CALLS=2 DEATHS=1 QUITS=1", "bitstate"),
+    right("shrink", "one new group", "RANKS=3 DEATHS=1", quick=True),
+    right("shrink", "one new group", "RANKS=3 DEATHS=2"),
+    right("shrink", "one new group", "RANKS=4 DEATHS=2"),
+    right("shrink", "one new group; close, deadline", "RANKS=3 DEATHS=2 LEAVERS=1 QUITS=1"),
+    right("shrink", "every shrink ends", "RANKS=3 DEATHS=2", "ltl"),
+    right("worker", "one call at a time, all end", "CALLERS=2 STARTS=2 CLOSERS=1"),
+    right("worker", "no notice is lost", "CALLERS=2 STARTS=2 CLOSERS=0 IDLE_ONLY"),
+]
+
+#: What the code does not promise, shown by a trail; and the change that would make it hold.
+WEAK = [
+    wrong("wait", "weak: give_up() wakes only with slices", "RANKS=3 ROUNDS=2 GIVE_UPS=1"),
+    wrong("group", "weak: waiters pass what was given up", "RANKS=3 CALLS=1 QUITS=1 NOBODY_PASSES"),
+    right(
+        "group",
+        "mended: look when all have come",
+        "RANKS=3 CALLS=1 QUITS=1 DEATHS=1 NOBODY_PASSES LOOK_AT_END",
+    ),
+    wrong("group", "weak: deadline splits the outcome", "RANKS=2 CALLS=1 QUITS=1 ONE_OUTCOME"),
+    wrong(
+        "group", "weak: timeout that names nobody", "RANKS=2 CALLS=1 QUITS=1 EXPIRE_NAMES_SOMEBODY"
+    ),
+    right(
+        "group",
+        "mended: shut out, then give up",
+        "RANKS=3 CALLS=3 QUITS=1 DEATHS=1 WITHDRAW ONE_OUTCOME",
+    ),
+    wrong("shrink", "weak: deadline of shrink after the mark", "RANKS=3 DEATHS=1 SHRINK_QUITS=1"),
+    wrong("worker", "weak: run() does not wake a close()", "CALLERS=1 STARTS=1 DRAIN_FOREVER"),
+    right("worker", "mended: run() always notifies", "DRAIN_FOREVER ALWAYS_NOTIFY IDLE_ONLY"),
+    wrong("worker", "weak: two threads close at once", "CALLERS=1 STARTS=1 CLOSERS=2"),
+    right("worker", "mended: one lock for closing", "CALLERS=1 STARTS=1 CLOSERS=2 CLOSE_ONCE"),
+    right("shrink", "mended: word with a version", "RANKS=3 DEATHS=2 SHRINK_QUITS=1 VERSIONED"),
+]
+
+BUGS = [
+    wrong("wait", "sleeper does not look again", "RANKS=3 ROUNDS=2 BUG_NO_SECOND_LOOK", quick=True),
+    wrong("wait", "futex without compare", "RANKS=3 ROUNDS=2 BUG_NO_COMPARE"),
+    wrong("wait", "post() looks for sleepers first", "RANKS=3 ROUNDS=2 BUG_WAKE_BEFORE_VALUE"),
+    wrong("wait", "no death check", "RANKS=3 ROUNDS=2 DEATHS=1 SLICES=1 BUG_NO_DEATH_CHECK"),
+    wrong("group", "turn before data", "RANKS=2 CALLS=2 BUG_TURN_BEFORE_DATA", quick=True),
+    wrong("group", "one slot instead of two", "RANKS=2 CALLS=2 BUG_ONE_SLOT"),
+    wrong("group", "no death check", "RANKS=2 CALLS=2 DEATHS=1 BUG_NO_DEATH_CHECK"),
+    wrong(
+        "group", "no look after a death", "RANKS=2 CALLS=2 DEATHS=1 ONE_OUTCOME BUG_NO_SECOND_LOOK"
+    ),
+    wrong("group", "no look at who gave up", "RANKS=2 CALLS=2 QUITS=1 BUG_NO_DEPARTED_CHECK"),
+    wrong("group", "verdict from the neighbour", "RANKS=3 CALLS=1 ODD=1 BUG_NEIGHBOUR_VERDICT"),
+    wrong("worker", "start() does not notify", "CLOSERS=0 IDLE_ONLY BUG_NO_NOTIFY"),
+    wrong("worker", "thread ends without a look", "CLOSERS=0 BUG_END_WITHOUT_LOOK"),
+    wrong("shrink", "no takeover", "RANKS=3 DEATHS=2 BUG_NO_TAKEOVER"),
+    wrong("shrink", "publish by plain store", "RANKS=3 DEATHS=2 BUG_PLAIN_STORE"),
+    wrong("shrink", "publish before prepare", "RANKS=3 DEATHS=1 BUG_PUBLISH_BEFORE_PREPARE"),
+    wrong("shrink", "no wait for marks", "RANKS=3 DEATHS=1 BUG_NO_WAIT_FOR_MARKS"),
+    wrong("shrink", "gave_up taken for left", "RANKS=3 DEATHS=1 BUG_GAVE_UP_IS_LEFT"),
+    wrong("shrink", "dead ranks in the list", "RANKS=3 DEATHS=2 BUG_DEAD_IN_LIST"),
+]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came out of one search."""
+
+    error: str  # "" if there was none
+    states: int
+    seconds: float
+    complete: bool
+
+
+def search(check: Check, folder: Path) -> Found:
+    """Runs one search in an empty folder; raises if spin, gcc or the search itself breaks."""
+    defines = [f"-D{word}" for word in check.defines.split()]
+    model = HERE / f"{check.model}.pml"
+    compile_flags = {
+        "safety": ["-DSAFETY", "-DNOCLAIM", "-DCOLLAPSE"],
+        "ltl": ["-DCOLLAPSE"],
+        "bitstate": ["-DSAFETY", "-DNOCLAIM", "-DBITSTATE"],
+    }[check.how]
+    # -w: 2 to this power slots of the table, or bits of the bit state; -Q: minutes at most
+    run_flags = {"safety": ["-w24"], "ltl": ["-a", "-w22"], "bitstate": ["-w32", "-Q3"]}[check.how]
+    began = time.monotonic()
+    command(["spin", "-a", *defines, str(model)], folder)
+    level = "-O0" if check.finds or check.quick else "-O2"  # short searches: compiling takes longer
+    command(["gcc", level, f"-DMEMLIM={MEMORY}", *compile_flags, "-o", "pan", "pan.c"], folder)
+    text = command(["./pan", "-m100000", *run_flags], folder)
+    states = re.search(r"^\s*(\d+(?:\.\d+)?(?:e\+\d+)?) states, stored", text, re.MULTILINE)
+    errors = re.search(r"errors: (\d+)", text)
+    if states is None or errors is None:
+        raise RuntimeError(f"pan gave no figures for {check}:\n{text}")
+    first = re.search(r"^pan:1: (.*?)\s*(?:\(at depth.*)?$", text, re.MULTILINE)
+    return Found(
+        error="" if errors[1] == "0" else first[1] if first else "unknown",
+        states=int(float(states[1])),
+        seconds=time.monotonic() - began,
+        complete="Search not completed" not in text and "max search depth too small" not in text,
+    )
+
+
+def in_own_folder(check: Check, keep: Path | None) -> Found:
+    """Searches in a temporary folder; leaves the trail, if there is one, in `keep`."""
+    with tempfile.TemporaryDirectory(prefix="unisono-model-") as name:
+        found = search(check, Path(name))
+        trail = Path(name) / f"{check.model}.pml.trail"
+        if keep and trail.exists():
+            keep.mkdir(parents=True, exist_ok=True)
+            shutil.copy(trail, keep / f"{check.model} {check.defines}.trail".replace(" ", "-"))
+    return found
+
+
+def command(words: list[str], folder: Path) -> str:
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(words)} failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def verdict(check: Check, found: Found) -> tuple[bool, str]:
+    """Whether the outcome is the expected one, and in words."""
+    if check.finds:
+        return bool(found.error), f"found: {short(found.error)}" if found.error else "NOT FOUND"
+    if found.error:
+        return False, f"FAILS: {short(found.error)}"
+    if check.how == "bitstate":
+        return True, "no error in the sample"
+    return found.complete, "holds" if found.complete else "NOT COMPLETE"
+
+
+def short(error: str) -> str:
+    return error if len(error) <= 40 else error[:37] + "..."
+
+
+def missing_tools() -> str:
+    """What is missing and how to get it; empty if all is there."""
+    missing = [tool for tool in ("spin", "gcc") if shutil.which(tool) is None]
+    if not missing:
+        return ""
+    return f"{' and '.join(missing)} not found: install with `apt-get install {' '.join(missing)}`"
+
+
+def row(*cells: str) -> str:
+    widths = (6, 40, 7, 6, 6, 8, 11, 7)
+    return " | ".join([*(f"{c:<{w}}" for c, w in zip(cells, widths, strict=False)), cells[-1]])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a few seconds' worth")
+    parser.add_argument("--only", default="", help="only checks whose row contains this text")
+    parser.add_argument("--jobs", type=int, default=1, help="searches at a time")
+    parser.add_argument("--keep", type=Path, help="folder for trails of what was found")
+    options = parser.parse_args(arguments)
+    if problem := missing_tools():
+        print(problem, file=sys.stderr)
+        return 2
+    checks = [check for check in RIGHT + WEAK + BUGS if check.quick or not options.quick]
+    checks = [check for check in checks if options.only in f"{check.model} {check.about}"]
+    os.nice(10)
+    print(
+        row("model", "what", "ranks", "rounds", "deaths", "search", "states", "seconds", "result")
+    )
+    failures = 0
+    with ThreadPoolExecutor(options.jobs) as pool:
+        outcomes = pool.map(lambda check: in_own_folder(check, options.keep), checks)
+        for check, found in zip(checks, outcomes, strict=True):
+            good, text = verdict(check, found)
+            failures += not good
+            figures = [f"{found.states:,}", f"{found.seconds:.1f}", text]
+            print(row(check.model, check.about, *check.bounds(), check.how, *figures), flush=True)
+    print(f"{len(checks)} searches, {failures} not as expected")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,451 @@
+/* native/model/group.pml: turns, slots, fingerprints, and how a group ends.
+ *
+ * Stands for (native/group.cpp, group.hpp): Group::run(), begin_step(), need_slot(), publish(),
+ * barrier(), reached(), wait_for(), check_peers(), check_departed(), raise_departed(), expire(),
+ * agree(), give_up(), close(); for the order of fill, barrier and drain in collectives.cpp
+ * (all_reduce_once() and in_steps(); with SLICED also all_reduce_sliced()); for Arena::alive().
+ *
+ * Each access to shared memory is a step of its own (but see drain()); a write into a slot is two,
+ * so that a reader can catch it half done. A rank may die between any two steps; alive() tells the
+ * truth from then on. Where wait_until() would sleep and look again, the model blocks until looking
+ * would find something; so a wait that would never end is a deadlock ("invalid end state"). That a
+ * sleeper does wake up to look is the business of wait.pml.
+ *
+ * Left out: the wrap of the 32-bit turn; cards and rows (compare_all() reads them as agree() reads
+ * fingerprints, by the same parity and after the same barrier); probe(), which is more barriers;
+ * Worker, which brings the calls of threads into one order; interrupted() and stop(), which leave
+ * the wait where the deadline does and are treated like it by check_departed().
+ */
+#ifndef RANKS
+#define RANKS 3
+#endif
+#ifndef CALLS
+#define CALLS 3
+#endif
+#ifndef STEPS
+#define STEPS 1 /* steps of a call: chunks */
+#endif
+#ifndef DEATHS
+#define DEATHS 0
+#endif
+#ifndef QUITS
+#define QUITS 0 /* waits that a deadline, Ctrl-C or stop() ends */
+#endif
+#ifndef SHORTAGES
+#define SHORTAGES 0 /* times that need_slot() finds no memory */
+#endif
+#ifndef CLOSES
+#define CLOSES 0 /* ranks that close the group before the last call */
+#endif
+#ifndef ODD
+#define ODD 0 /* requests that differ from what the others ask for */
+#endif
+
+/* enum class Leave; stopped and interrupted are treated like timeout everywhere */
+#define Leave_no 0
+#define Leave_closed 1
+#define Leave_timeout 3
+#define Leave_lost 5
+#define Leave_memory 6
+#define pack(why, blamed) ((why) | ((blamed) + 1) << 3)
+#define reason(word) ((word) & 7)
+#define blamed_by(word) (((word) >> 3) - 1)
+
+#define BUSY 255 /* a slot while it is being written */
+
+/* ---- shared memory: Member[], slots, GroupHeader ---- */
+byte turn[RANKS];
+byte gave_up[RANKS];
+byte fingerprint[2 * RANKS];
+byte slot[2 * RANKS];
+#ifdef SLICED
+byte reduced[2 * RANKS]; /* the slice of a slot that its own rank reduces */
+#endif
+byte header_closed;
+byte header_size = RANKS;
+
+/* ---- the world ---- */
+bool dead[RANKS];
+byte quits, shortages, closes, odd;
+
+/* ---- what the claims need to know; no rank looks at it ---- */
+byte ended[RANKS];        /* calls that ended, well or by mismatch */
+byte failed[RANKS];       /* the call that broke the group for this rank */
+byte verdict[CALLS + 1];  /* 1 same, 2 mismatch, as the first rank to judge saw it */
+byte asked[CALLS + 1];    /* whether requests really differ: bit 0 and bit 1 for the two kinds */
+byte doomed;              /* the last turn to which somebody came after a peer had given it up */
+byte released, finished;
+
+#ifdef BUG_ONE_SLOT
+#define parity 0
+#else
+#define parity (step_ & 1)
+#endif
+#define at(rank) (parity * RANKS + (rank))
+
+/* Turns count in twos where a rank may withdraw from a barrier: an odd turn is one whose owner was
+ * shut out by a peer that gave up, and is below the even turn that would have followed. */
+#ifdef WITHDRAW
+#define STRIDE 2
+#else
+#define STRIDE 1
+#endif
+#define reached(peer) (turn[peer] >= turn_)
+#define shut_out(peer) (turn[peer] % STRIDE == 1)
+
+#ifdef BUG_NO_DEATH_CHECK
+#define is_dead(peer) false
+#else
+#define is_dead(peer) dead[peer]
+#endif
+#define gone(peer) (gave_up[peer] != 0 || is_dead(peer) || shut_out(peer))
+#define departed(peer) ((peer) != rank_ && !reached(peer) && gone(peer))
+#define missing(peer) ((peer) != rank_ && !reached(peer))
+#if RANKS == 2
+#define SOMEBODY(what) (what(0) || what(1))
+#define CHOOSE(q, what) if :: what(0) -> q = 0 :: what(1) -> q = 1 fi
+#elif RANKS == 3
+#define SOMEBODY(what) (what(0) || what(1) || what(2))
+#define CHOOSE(q, what) if :: what(0) -> q = 0 :: what(1) -> q = 1 :: what(2) -> q = 2 fi
+#else
+#define SOMEBODY(what) (what(0) || what(1) || what(2) || what(3))
+#define CHOOSE(q, what) \
+    if :: what(0) -> q = 0 :: what(1) -> q = 1 :: what(2) -> q = 2 :: what(3) -> q = 3 fi
+#endif
+
+/* ---- claims ---- */
+
+/* One outcome: nobody has failed in this call, or in one before it. */
+#define failed_before(q) (failed[q] != 0 && failed[q] < calls_)
+#define failed_here(q) (failed[q] != 0 && failed[q] <= calls_)
+#define ended_here(q) (ended[q] >= calls_)
+#define ended_after(q) (ended[q] > calls_)
+
+inline claim_ended() {
+#ifdef ONE_OUTCOME
+    assert(!SOMEBODY(failed_here));
+#else
+    assert(!SOMEBODY(failed_before));
+#endif
+    ended[rank_] = calls_
+}
+
+inline claim_failed() {
+#ifdef ONE_OUTCOME
+    assert(!SOMEBODY(ended_here));
+#else
+    assert(!SOMEBODY(ended_after));
+#endif
+    failed[rank_] = calls_
+}
+
+/* Whoever comes to a barrier that a peer has already given up does not pass it (`late`). With
+ * NOBODY_PASSES: nor do those who came before and were still waiting (`doomed`). */
+#define given_up_here(q) \
+    (gave_up[q] != 0 && reason(gave_up[q]) != Leave_closed && \
+     reason(gave_up[q]) != Leave_memory && turn[q] == turn_)
+
+/* ---- the group ---- */
+
+inline fill() {
+    slot[at(rank_)] = BUSY;
+    slot[at(rank_)] = step_
+}
+
+/* Reads what the others have staged. All at once, and at once with agree(): nothing that a rank
+ * reads here may change before it comes to its next barrier, and since the step may happen at any
+ * moment until then, a change at any moment would be seen. */
+#define drain(staged) \
+    i = 1; \
+    do \
+    :: i < RANKS -> assert(staged[at((rank_ + i) % RANKS)] == step_); i++ \
+    :: else -> i = 0; break \
+    od
+
+inline end_step() {
+    chunk++;
+    if :: chunk == STEPS -> claim_ended() :: else fi
+}
+
+inline post() {
+    atomic {
+#ifdef WITHDRAW
+        /* compare_exchange from the last turn: fails if a peer has shut us out */
+        if
+        :: shut_out(rank_) -> why = Leave_lost; blamed = rank_; goto thrown
+        :: else
+        fi;
+#endif
+        late = SOMEBODY(given_up_here);
+        if :: late -> doomed = turn_ :: else fi;
+        turn[rank_] = turn_
+    }
+}
+
+/* The names of ranks in errors are true: who is called lost has died, left or given up. */
+inline raise_departed(who) {
+    if
+    :: reason(word) == Leave_no -> assert(dead[who] || shut_out(who)); why = Leave_lost; blamed = who
+    :: reason(word) == Leave_lost || reason(word) == Leave_memory ->
+        blamed = blamed_by(word);
+        why = reason(word);
+        assert(dead[blamed] || gave_up[blamed] != 0 || shut_out(blamed))
+    :: else -> why = Leave_lost; blamed = who
+    fi;
+    word = 0; q = 0; peer = 0; i = 0; somebody_left = false; late = false;
+    goto thrown
+}
+
+/* check_peers() goes through the peers in order; which one it looks at when is left open here. */
+inline check_peers() {
+    atomic { if :: SOMEBODY(missing) -> CHOOSE(q, missing) :: else -> goto look fi };
+    /* time passes; nothing to find means to go on sleeping */
+    (gone(q) || reached(peer) || SOMEBODY(departed));
+    if
+    :: gone(q)
+    :: !gone(q) && SOMEBODY(departed) -> atomic { CHOOSE(q, departed) }
+    :: !gone(q) && !SOMEBODY(departed) -> goto look
+    fi;
+    word = gave_up[q];
+    atomic {
+        if
+        :: word != 0 || is_dead(q) || shut_out(q)
+        :: else -> q = 0; word = 0; goto look
+        fi
+    };
+    atomic {
+#ifndef BUG_NO_SECOND_LOOK
+        if
+        :: reached(q) -> q = 0; word = 0; goto look /* it may have answered and then ended */
+        :: else
+        fi;
+#endif
+        raise_departed(q)
+    }
+}
+
+#ifdef WITHDRAW
+/* Gives a barrier up by shutting out one peer that has not come: from then on nobody can pass it.
+ * If all have come in the meantime, there is nothing to give up. */
+inline expire() {
+    q = 0;
+    do
+    :: atomic { q < RANKS && (q == rank_ || reached(q)) -> q++ }
+    :: atomic { q < RANKS && q != rank_ && !reached(q) ->
+            /* compare_exchange from the last turn, or done so by another already */
+            if :: shut_out(q) :: else -> turn[q] = turn[q] + 1 fi;
+            why = Leave_timeout; blamed = q; q = 0; peer = 0; i = 0; somebody_left = false;
+            late = false;
+            goto thrown
+        }
+    :: atomic { q == RANKS -> q = 0; break }
+    od
+}
+#else
+/* Names the first of those that are missing; if all have come in the meantime, nobody. */
+inline expire() {
+    atomic {
+        q = 0;
+        do
+        :: q < RANKS && (q == rank_ || reached(q)) -> q++
+        :: else -> break
+        od;
+        why = Leave_timeout;
+        blamed = (q == RANKS -> rank_ : q);
+#ifdef EXPIRE_NAMES_SOMEBODY
+        assert(q < RANKS);
+#endif
+        q = 0; peer = 0; i = 0; somebody_left = false; late = false;
+        goto thrown
+    }
+}
+#endif
+
+/* One label and one copy of the waiting loop: Promela copies inlines, labels and all. */
+#define barrier(back) \
+    atomic { turn_ = turn_ + STRIDE; where = back; goto enter_barrier }
+
+proctype Rank(byte rank_) {
+    byte turn_, step_, calls_, chunk; /* as in Group */
+    byte i, peer, q, word, why, blamed, where, print;
+    bool somebody_left, late, mine, same;
+    {
+        do
+        :: calls_ == CALLS -> goto leave
+        :: atomic { closes < CLOSES && calls_ < CALLS -> closes++ }; goto leave
+        :: atomic { calls_ < CALLS ->
+                calls_++;
+                mine = 0;
+                chunk = 0;
+                if :: odd < ODD -> odd++; mine = 1 :: true fi
+            };
+            do
+            :: chunk == STEPS -> break
+            :: chunk < STEPS ->
+                atomic {
+                    step_++; /* begin_step() */
+                    if /* need_slot() */
+                    :: shortages < SHORTAGES ->
+                        shortages++; why = Leave_memory; blamed = rank_; goto thrown
+                    :: true
+                    fi
+                };
+#ifndef BUG_TURN_BEFORE_DATA
+                fill();
+#endif
+                if
+                :: chunk == 0 -> /* publish() */
+                    atomic {
+                        fingerprint[at(rank_)] = calls_ * 2 + mine;
+                        asked[calls_] = asked[calls_] | (1 << mine)
+                    }
+                :: else
+                fi;
+                barrier(0);
+passed_first:
+                atomic {
+                    i = 1;
+                    same = true;
+                    do /* agree() */
+                    :: chunk == 0 && i < RANKS ->
+                        print = fingerprint[at((rank_ + i) % RANKS)];
+                        assert(print >> 1 == calls_); /* of this call, not of another */
+                        same = same && print == calls_ * 2 + mine;
+                        print = 0;
+                        i++
+#ifdef BUG_NEIGHBOUR_VERDICT
+                        ; i = RANKS
+#endif
+                    :: else -> break
+                    od;
+                    if
+                    :: chunk == 0 ->
+                        assert(verdict[calls_] == 0 || verdict[calls_] == (same -> 1 : 2));
+                        assert(same == (asked[calls_] != 3));
+                        verdict[calls_] = (same -> 1 : 2)
+                    :: else
+                    fi;
+                    i = 0;
+                    if
+                    :: !same -> claim_ended(); break /* mismatch: on to the next call */
+                    :: else -> same = false; drain(slot)
+                    fi
+#ifndef SLICED
+                    ; end_step()
+#endif
+                }
+#ifdef SLICED
+                reduced[at(rank_)] = BUSY;
+                reduced[at(rank_)] = step_;
+                barrier(1);
+passed_second:
+                atomic { drain(reduced); end_step() }
+#endif
+            od
+        od;
+
+enter_barrier:
+        /* turn_ has been moved on; fence(): all steps of the model are in order anyway */
+        post();
+#ifdef BUG_TURN_BEFORE_DATA
+        fill();
+#endif
+        atomic { i = 1; peer = (rank_ + 1) % RANKS };
+        do
+        :: i < RANKS ->
+look:       do /* wait_for(peer) */
+            :: reached(peer) -> break
+            :: !reached(peer) -> check_peers()
+            :: atomic { !reached(peer) && quits < QUITS -> quits++ };
+                expire()
+            od;
+            atomic {
+#ifndef BUG_NO_DEPARTED_CHECK
+#ifndef WITHDRAW
+                somebody_left = somebody_left || gave_up[peer] != 0;
+#endif
+#endif
+                i++;
+                peer = (rank_ + i) % RANKS
+            }
+        :: else -> break
+        od;
+#ifdef LOOK_AT_END
+        somebody_left = true; /* look at gave_up of all when all have come, not of each as it comes */
+#endif
+        if
+        :: somebody_left -> /* check_departed() */
+            q = 0;
+            do
+            :: q < RANKS ->
+                word = gave_up[q];
+                atomic {
+                    if
+                    :: reason(word) != Leave_no && reason(word) != Leave_closed &&
+                       reason(word) != Leave_memory && turn[q] == turn_ -> raise_departed(q)
+                    :: else -> q++
+                    fi
+                }
+            :: else -> break
+            od
+        :: else
+        fi;
+        atomic {
+            assert(!late);
+#ifdef NOBODY_PASSES
+            assert(doomed != turn_);
+#endif
+            i = 0; peer = 0; q = 0; word = 0; somebody_left = false;
+            if
+            :: where == 0 -> goto passed_first
+#ifdef SLICED
+            :: else -> goto passed_second
+#endif
+            fi
+        }
+
+thrown: /* Group::run() catches: the group is broken for us */
+        atomic {
+            gave_up[rank_] = pack(why, blamed); /* give_up() */
+            why = 0; blamed = 0;
+            claim_failed()
+        }
+
+leave:  /* close() */
+        if
+        :: failed[rank_] == 0 -> gave_up[rank_] = pack(Leave_closed, rank_)
+        :: else
+        fi;
+        atomic { header_closed++; i = header_closed };
+        /* header_->size is read after the increment: the pages may already be gone and read 0 */
+        if
+        :: i == header_size -> atomic { released++; assert(released == 1); header_size = 0 }
+        :: else
+        fi
+    } unless { dead[rank_] };
+    finished++
+}
+
+#define lives(q) (!dead[q])
+
+proctype Killer() {
+    byte deaths, q;
+    do
+    :: deaths < DEATHS ->
+        atomic { CHOOSE(q, lives); dead[q] = true; deaths++ }
+    :: true -> break
+    od
+}
+
+init {
+    byte k = 0;
+    atomic {
+        do
+        :: k < RANKS -> run Rank(k); k++
+        :: else -> break
+        od;
+        run Killer()
+    }
+}
+
+ltl ends { <>(finished == RANKS) }
