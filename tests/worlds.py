@@ -26,7 +26,7 @@ from unisono.errors import PeerLost
 DEADLINE = 60.0  # seconds for any one function
 _PATIENCE = 40.0  # seconds that an engine waits: less, because its own report says more
 _GRACE = 5.0  # seconds for the other ranks to end once one has failed
-_POOLS = 2  # kept at a time: each holds n interpreters and their shared memory
+_POOLS = 4  # kept at a time: each holds n interpreters and their shared memory
 
 
 def engines() -> list[str]:
@@ -43,6 +43,15 @@ def engines() -> list[str]:
                 f"UNISONO_TEST_ENGINES asks for {name!r}, which cannot run: {reason}"
             )
     return chosen
+
+
+def sizes(engine: str) -> tuple[int, ...]:
+    """How many ranks a world has: alone, a pair, odd, even, more than cores.
+
+    Upstream's engines need no crowd; hosts are even and uneven, see hosts_world.py.
+    """
+    chosen = {"threads": (1, 2, 3, 4, 8), "shm": (1, 2, 3, 4, 8), "hybrid": (3, 4, 6)}
+    return chosen.get(engine.partition(":")[0], (2, 3))
 
 
 class Worlds:
