@@ -26,7 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Engines have known gaps, in one shipped list."""
     for item in items:
-        engine = getattr(item, "callspec", None) and item.callspec.params.get("engine")
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        engine = params.get("engine", params.get("process_engine"))
         if not engine:
             continue
         item.add_marker("each_engine")
@@ -34,7 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for gap in gaps.of(engine):
                 if gap.kind == mark.args[0]:
                     item.add_marker(pytest.mark.skip(reason=f"{engine}: {gap.what}"))
-        if engine.startswith("hybrid") and (reason := hosts.why_not()):
+        pooled = "world" in item.fixturenames
+        if engine.startswith("hybrid") and pooled and (reason := hosts.why_not()):
             item.add_marker(pytest.mark.skip(reason=f"no hosts for engine hybrid: {reason}"))
 
 

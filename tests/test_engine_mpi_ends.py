@@ -7,10 +7,12 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import hosts
 from mpi_plays import SOON, call, error_of, heard, job, play, run
 from processes import is_running, wait_until
 from unisono.core import registry
@@ -105,7 +107,9 @@ def test_a_rank_that_dies() -> None:
     body = """
 world = groups.init("mpi", 600)
 reduce(world)
-say(pid=os.getpid())
+with open("/proc/self/maps") as stream:
+    files = {word for line in stream for word in line.split() if word.startswith("/dev/shm/")}
+say(pid=os.getpid(), files=sorted(files))
 if world.rank == 1:
     time.sleep(0.5)
     os._exit(7)
@@ -116,6 +120,8 @@ reduce(world)
     assert code != 0
     assert time.monotonic() - began < SOON
     wait_until(lambda: not any(is_running(line["pid"]) for line in said))
+    if hosts.why_not() is None:  # the job had a /dev/shm of its own
+        assert not [file for line in said for file in line["files"] if Path(file).exists()]
 
 
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asynchronous"])
