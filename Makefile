@@ -120,8 +120,9 @@ bench: .venv/.installed .venv/.dev
 	touch $@
 
 test-openmpi: .venv-openmpi/.installed
-	UNISONO_TEST_ENGINES=mpi .venv-openmpi/bin/python -m pytest -k mpi \
-	    tests/test_engine_mpi.py tests/test_engine_mpi_ends.py tests/test_engines_*.py
+	UNISONO_TEST_ENGINES=mpi .venv-openmpi/bin/python -m pytest \
+	    tests/test_engine_mpi.py tests/test_engine_mpi_ends.py tests/test_engines_*.py \
+	    tests/test_page_*.py
 
 # hybrid next to plain Gloo, over links of 1 Gbit/s between hosts that are namespaces.
 bench-hosts: .venv/.installed .venv/.dev

@@ -300,4 +300,4 @@ def large(group: Group) -> None:
 
 @pytest.mark.skipif(free_memory() < NEEDED, reason="needs 12 GiB of free memory")
 def test_counts_beyond_31_bits() -> None:
-    play(2, large)
+    play(2, large, timeout=100)  # some gigabytes, on whatever else there is to do

@@ -83,6 +83,22 @@ def test_deadline(verb: str) -> None:
     assert type(after) is (CommTimeout if verb == "recv" else NotReady)
 
 
+def test_memory_of_a_call_that_was_given_up_is_there_until_the_end() -> None:
+    """MPI may go on with the call when it is finalised, after Python has let go of everything."""
+    body = """
+world = groups.init("mpi", 0.1)
+def late():
+    memory = buffers.view(np.zeros(200 << 20, np.int8))
+    dispatch.start("all_reduce", world, True, memory, memory, ReduceOp.MAX)
+say(**fault(late))
+groups.close()
+del world
+"""
+    code, said = run(2, body)
+    assert code == 0
+    assert "CommTimeout" in [line["kind"] for line in said]
+
+
 def leave_early(group: Group) -> UnisonoError | None:
     child = group.split([0, 1, 2])
     call(child, "barrier")

@@ -187,7 +187,9 @@ class _Pool:
             self.pipes.append(ours)
             self.processes.append(process)
 
-    def run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
+    def run(
+        self, function: Callable[..., Any], args: tuple[Any, ...], deadline: float = DEADLINE
+    ) -> list[Any]:
         """Send the function to every rank and collect what comes back."""
         task = pickle.dumps((function, args))
         for pipe in self.pipes:
@@ -196,7 +198,7 @@ class _Pool:
                 pipe.send_bytes(task)
         results: dict[int, Any] = {}
         failures: dict[int, BaseException] = {}
-        for rank, result, error in self._answers():
+        for rank, result, error in self._answers(deadline):
             if error is None:
                 results[rank] = result
             else:
@@ -204,9 +206,9 @@ class _Pool:
         _raise_first(failures, self.n)
         return [results[rank] for rank in range(self.n)]
 
-    def _answers(self) -> Iterator[tuple[int, Any, BaseException | None]]:
+    def _answers(self, deadline: float) -> Iterator[tuple[int, Any, BaseException | None]]:
         missing = dict(enumerate(self.pipes))
-        end = time.monotonic() + DEADLINE
+        end = time.monotonic() + deadline
         while missing:
             ready = wait(list(missing.values()), max(0.0, end - time.monotonic()))
             if not ready:
