@@ -219,6 +219,24 @@ def test_it():
 
 
 @pytest.mark.parametrize("process_engine", PROCESSES)
+def test_rank_that_fails_and_then_does_not_end(pytester, process_engine):
+    """Its error is the cause, though it is stopped in the end like one that only waited."""
+    pytester.makepyfile(f"""{HEADER}
+import atexit, time
+
+{mark(2, process_engine)}
+def test_it():
+    if groups.world().rank == 1:
+        atexit.register(time.sleep, 100)
+        raise ValueError("spoilt")
+    total(1)
+""")
+    result = pytester.runpytest()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E*ValueError: spoilt", "*on rank 1 of 2*"])
+
+
+@pytest.mark.parametrize("process_engine", PROCESSES)
 def test_neighbours_and_their_fixtures_are_untouched(pytester, process_engine):
     """A module's fixture lives through a test on processes and ends before the next module."""
     source = f"""{HEADER}
