@@ -1,4 +1,4 @@
-"""The fixtures of the conformance suite: `engine`, `ranks` and `world`."""
+"""The fixtures of the conformance suite, `engine`, `ranks` and `world`; and `on`, for trainings."""
 
 from __future__ import annotations
 
@@ -62,3 +62,13 @@ def all_worlds() -> Iterator[worlds.Worlds]:
 def world(all_worlds: worlds.Worlds, engine: str) -> Callable[..., list]:
     """`world(n, function, *args)` runs `function(group, *args)` on n ranks of the engine."""
     return functools.partial(all_worlds.run, engine)
+
+
+@pytest.fixture(scope="session")
+def on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list]]:
+    """`on(backend, n, play, *args)`: what a play returns on n ranks, see training_plays.py."""
+    from training_plays import Runner  # it needs torch
+
+    runner = Runner(tmp_path_factory.mktemp("training"))
+    yield runner.run
+    runner.close()
