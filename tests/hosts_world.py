@@ -1,4 +1,4 @@
-"""Ranks on two hosts, for the conformance suite of engine `hybrid`: a pool as in worlds.py."""
+"""Ranks on several hosts, for the conformance suite of engine `hybrid`: a pool as in worlds.py."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ _GRACE = 10.0  # seconds for all ranks to leave
 
 
 class HostsPool(SocketPool):
-    """n ranks on two hosts that have joined one world and run what they are sent."""
+    """n ranks that have joined one world and run what they are sent.
+
+    Two on each host, but never all on one: 4 ranks are 2 hosts x 2, 6 are 3 x 2, 3 are 2 and 1.
+    """
 
     def launch(self, n: int, *words: str) -> None:
         """Start the ranks, dealt out to the hosts one by one, so that neighbours are apart."""
         self._stack = contextlib.ExitStack()
-        hosts = self._stack.enter_context(Hosts(2))
-        places = [rank % 2 for rank in range(n)]
+        hosts = self._stack.enter_context(Hosts(max(2, (n + 1) // 2)))
+        places = [rank % len(hosts.names) for rank in range(n)]
         self._programs: list[Program] = hosts.ranks(places, [sys.executable, *words])
 
     def code(self) -> int | None:

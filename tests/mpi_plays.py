@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import mpi_world
+import worlds
 from unisono.core import buffers, dispatch
 from unisono.core.groups import Group
 from unisono.errors import UnisonoError
@@ -76,7 +77,7 @@ def play(
 ) -> list[Any]:
     """The results of `function(group, *args)` on n ranks that live for this one call."""
     with contextlib.closing(mpi_world.MpiPool(kind, n, timeout)) as pool:
-        return pool.run(function, args)
+        return pool.run(function, args, deadline=max(timeout, worlds.DEADLINE))
 
 
 def call(group: Group, verb: str, *arguments: object, blocking: bool = True) -> None:

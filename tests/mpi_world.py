@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import hosts
 import worlds
 from unisono.core import rendezvous
 
@@ -49,7 +50,7 @@ def is_open_mpi() -> bool:
 def launcher(n: int, *more: str) -> list[str]:
     """The command that starts n ranks of what follows it."""
     flags = ["--oversubscribe", "--allow-run-as-root"] if is_open_mpi() else []
-    return [mpiexec(), *flags, *more, "-n", str(n)]
+    return [*hosts.own_memory(), mpiexec(), *flags, *more, "-n", str(n)]
 
 
 def start(n: int, *command: str, more: tuple[str, ...] = (), **options: Any) -> subprocess.Popen:

@@ -1,20 +1,20 @@
 """What the tests of the five comparison pages share: a world of three, a pair in it, small tools.
 
-Each page has a `measure` that runs on every rank and returns facts by name; `collect` runs it once
-for each engine. The tests then hold one statement of the page against the facts.
+Each page has a `measure` that runs on every rank and returns facts by name; `collect` runs it on
+the ranks of an engine. The tests then hold one statement of the page against the facts.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-import unisono
+from unisono.core.groups import Group
 
 __all__ = [
     "EVERYONE",
@@ -23,6 +23,7 @@ __all__ = [
     "MEMBERS",
     "OUTSIDER",
     "PAIR",
+    "World",
     "collect",
     "error_of",
     "given",
@@ -42,12 +43,16 @@ PAIR = "the pair"
 HCCL_WORLD_GROUP = "hccl_world_group"
 
 Facts = dict[str, Any]
+World = Callable[..., list[Any]]  # the fixture of that name
 
 
-@functools.cache
-def collect(measure: Callable[[], Facts], engine: str) -> list[Facts]:
+def collect(world: World, measure: Callable[[], Facts]) -> list[Facts]:
     """Run `measure` on three ranks; the facts of each rank."""
-    return unisono.spawn(measure, len(EVERYONE), engine=engine, timeout=30)
+    return world(len(EVERYONE), _measured, measure)
+
+
+def _measured(_: Group, measure: Callable[[], Facts]) -> Facts:
+    return measure()
 
 
 def given(rank: int, *shape: int) -> np.ndarray:
@@ -55,15 +60,23 @@ def given(rank: int, *shape: int) -> np.ndarray:
     return np.arange(np.prod(shape), dtype=np.float64).reshape(shape) + 100.0 * (rank + 1)
 
 
-def pair_groups() -> tuple[Any, str]:
-    """Make the pair in both dialects: an object, which every rank gets, and a name for members."""
+@contextlib.contextmanager
+def pair_groups() -> Iterator[tuple[Any, str]]:
+    """Make the pair in both dialects: an object, which every rank gets, and a name for members.
+
+    Its ranks go on to the next page, so it is gone at the end.
+    """
     import unisono.torch.distributed as dist
     from unisono.mindspore import communication
 
     pair = dist.new_group(list(MEMBERS))
     if dist.get_rank() in MEMBERS:
         communication.create_group(PAIR, list(MEMBERS))
-    return pair, PAIR
+    yield pair, PAIR
+    dist.barrier()  # nobody leaves while another still works
+    if dist.get_rank() in MEMBERS:
+        communication.destroy_group(PAIR)
+        dist.destroy_process_group(pair)
 
 
 def outside(call: Callable[[], object]) -> object:

@@ -1,4 +1,4 @@
-"""The functions of comm_func: every tensor kind, the world and an unsorted group, both engines."""
+"""The functions of comm_func: every tensor kind, the world and an unsorted group, each engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-import unisono
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, NotReady
 from unisono.mindspore import communication
@@ -274,17 +273,17 @@ def test_every_function_has_a_play():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("ranks", [WHOLE, UNSORTED], ids=["world", "unsorted group"])
+@pytest.mark.parametrize("chosen", [WHOLE, UNSORTED], ids=["world", "unsorted group"])
 @pytest.mark.parametrize("play", PLAYS)
-def test_function(world, play, ranks, kind):
-    roles = world(4, members, play, ranks, kind)
-    assert roles == ["played" if rank in ranks else "outside" for rank in range(4)]
+def test_function(world, play, chosen, kind):
+    roles = world(4, members, play, chosen, kind)
+    assert roles == ["played" if rank in chosen else "outside" for rank in range(4)]
 
 
 # ---- handles -------------------------------------------------------------------------------------
 
 
-def wait_for_all(kind: str) -> None:
+def wait_for_all(_: Group, kind: str) -> None:
     rank, size = communication.get_rank(), communication.get_group_size()
     x = made(kind, values(rank, size, 2))
     sources = [values(other, size, 2) for other in range(size)]
@@ -319,9 +318,8 @@ async def awaited(handle: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("engine_name", ["threads", "shm"])
-def test_handles(engine_name, kind):
-    unisono.spawn(wait_for_all, 2, kind, engine=engine_name, timeout=40)
+def test_handles(world, kind):
+    world(2, wait_for_all, kind)
 
 
 def not_before_the_others(world: Group) -> bool:

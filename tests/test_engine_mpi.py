@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import hosts
 import oracle
 import plays
 from mpi_plays import PRELUDE, SOON, call, error_of, heard, job, play, run
@@ -122,13 +124,15 @@ say(**fault(lambda: groups.init("mpi", 30)))
 
 def run_alone(body: str, **variables: str) -> list[dict[str, Any]]:
     """What a process says that mpiexec did not start."""
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + body],
-        env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        timeout=SOON,
-    )
+    paths = os.pathsep.join(filter(None, sys.path))
+    with tempfile.TemporaryDirectory() as folder:  # without mpiexec Open MPI tidies up nothing
+        done = subprocess.run(
+            [*hosts.own_memory(), sys.executable, "-c", PRELUDE + body],
+            env={**os.environ, **variables, "PYTHONPATH": paths, "TMPDIR": folder},
+            capture_output=True,
+            text=True,
+            timeout=SOON,
+        )
     return heard(done.stdout)
 
 
@@ -300,4 +304,4 @@ def large(group: Group) -> None:
 
 @pytest.mark.skipif(free_memory() < NEEDED, reason="needs 12 GiB of free memory")
 def test_counts_beyond_31_bits() -> None:
-    play(2, large)
+    play(2, large, timeout=100)  # some gigabytes, on whatever else there is to do

@@ -7,10 +7,12 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import hosts
 from mpi_plays import SOON, call, error_of, heard, job, play, run
 from processes import is_running, wait_until
 from unisono.core import registry
@@ -80,6 +82,22 @@ def test_deadline(verb: str) -> None:
     assert type(after) is (CommTimeout if verb == "recv" else NotReady)
 
 
+def test_memory_of_a_call_that_was_given_up_is_there_until_the_end() -> None:
+    """MPI may go on with the call when it is finalised, after Python has let go of everything."""
+    body = """
+world = groups.init("mpi", 0.1)
+def late():
+    memory = buffers.view(np.zeros(200 << 20, np.int8))
+    dispatch.start("all_reduce", world, True, memory, memory, ReduceOp.MAX)
+say(**fault(late))
+groups.close()
+del world
+"""
+    code, said = run(2, body)
+    assert code == 0
+    assert "CommTimeout" in [line["kind"] for line in said]
+
+
 def leave_early(group: Group) -> UnisonoError | None:
     child = group.split([0, 1, 2])
     call(child, "barrier")
@@ -104,7 +122,9 @@ def test_a_rank_that_dies() -> None:
     body = """
 world = groups.init("mpi", 600)
 reduce(world)
-say(pid=os.getpid())
+with open("/proc/self/maps") as stream:
+    files = {word for line in stream for word in line.split() if word.startswith("/dev/shm/")}
+say(pid=os.getpid(), files=sorted(files))
 if world.rank == 1:
     time.sleep(0.5)
     os._exit(7)
@@ -115,6 +135,8 @@ reduce(world)
     assert code != 0
     assert time.monotonic() - began < SOON
     wait_until(lambda: not any(is_running(line["pid"]) for line in said))
+    if hosts.why_not() is None:  # the job had a /dev/shm of its own
+        assert not [file for line in said for file in line["files"] if Path(file).exists()]
 
 
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asynchronous"])

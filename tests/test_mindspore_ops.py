@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,17 +11,14 @@ import pytest
 
 import unisono
 from unisono.core import groups
+from unisono.core.groups import Group
 from unisono.mindspore import ops
-from unisono.mindspore.communication import create_group, get_rank
+from unisono.mindspore.communication import create_group, destroy_group, get_rank
 from unisono.mindspore.ops import communication as comm
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
-WORLDS = [
-    ("threads", "numpy"),
-    pytest.param("threads", "torch", marks=needs_torch),
-    ("shm", "numpy"),
-]
-worlds = pytest.mark.parametrize(("place", "library"), WORLDS)
+libraries = pytest.mark.parametrize("library", ["numpy", pytest.param("torch", marks=needs_torch)])
+World = Callable[..., list[Any]]
 
 
 def make(library: str, values: Any, dtype: str = "float32") -> Any:
@@ -35,8 +33,12 @@ def dtype_of(library: str, name: str) -> Any:
     return make(library, [], name).dtype
 
 
-def play(function: Any, n: int, place: str, library: str) -> list[Any]:
-    return unisono.spawn(function, n, library, engine=place, timeout=60)
+def play(world: World, n: int, function: Any, library: str) -> list[Any]:
+    return world(n, _played, function, library)
+
+
+def _played(_: Group, function: Any, library: str) -> Any:
+    return function(library)
 
 
 # ---- primitives ----------------------------------------------------------------------------------
@@ -70,12 +72,12 @@ def primitives(library: str) -> dict[str, Any]:
     return {name: result.tolist() for name, result in seen.items()}
 
 
-@worlds
-def test_primitives(place: str, library: str) -> None:
+@libraries
+def test_primitives(world: World, library: str) -> None:
     given = [[[r + 1, 5], [0, 1], [r, 2]] for r in range(3)]
     total = np.sum(given, axis=0).tolist()
     joined = np.concatenate(given).tolist()
-    for rank, seen in enumerate(play(primitives, 3, place, library)):
+    for rank, seen in enumerate(play(world, 3, primitives, library)):
         assert seen["AllReduce"] == seen["again"] == total
         assert np.allclose(seen["avg"], np.mean(given, axis=0))
         assert seen["AllGather"] == joined
@@ -105,10 +107,10 @@ def exchanges(library: str) -> dict[str, Any]:
     return {key: result.tolist() for key, result in results.items()}
 
 
-@worlds
-def test_exchanges(place: str, library: str) -> None:
+@libraries
+def test_exchanges(world: World, library: str) -> None:
     given = [np.arange(24).reshape(2, 4, 3) + 100 * rank for rank in range(2)]
-    for rank, seen in enumerate(play(exchanges, 2, place, library)):
+    for rank, seen in enumerate(play(world, 2, exchanges, library)):
         for split, concat in [(0, 0), (0, 2), (1, 0), (1, 1), (-2, -1)]:
             blocks = [np.split(x, 2, axis=split)[rank] for x in given]
             assert seen[split, concat] == np.concatenate(blocks, axis=concat).tolist()
@@ -138,9 +140,9 @@ def messages(library: str) -> dict[str, Any]:
     return seen
 
 
-@worlds
-def test_messages(place: str, library: str) -> None:
-    zero, one = play(messages, 2, place, library)
+@libraries
+def test_messages(world: World, library: str) -> None:
+    zero, one = play(world, 2, messages, library)
     prefix = "torch." if library == "torch" else ""
     assert one["types"] == [True, f"{prefix}int64"]
     assert one["came"] == [[[1, 2]], [7]]
@@ -163,12 +165,14 @@ def in_a_group(library: str) -> dict[str, Any] | None:
     }
     comm.all_reduce(x, "max", "ends")
     results["in place"] = x
+    ops.Barrier("ends")()  # nobody leaves while another still works
+    destroy_group("ends")
     return {name: result.tolist() for name, result in results.items()}
 
 
-@worlds
-def test_a_group_keeps_its_order_and_world_ranks(place: str, library: str) -> None:
-    zero, outside, two = play(in_a_group, 3, place, library)
+@libraries
+def test_a_group_keeps_its_order_and_world_ranks(world: World, library: str) -> None:
+    zero, outside, two = play(world, 3, in_a_group, library)
     assert outside is None
     for seen in (zero, two):
         assert seen["sum"] == [2, 8]
@@ -274,9 +278,9 @@ def in_place(library: str) -> dict[str, Any]:
     return {name: result.tolist() for name, result in seen.items()}
 
 
-@worlds
-def test_in_place(place: str, library: str) -> None:
-    for rank, seen in enumerate(play(in_place, 2, place, library)):
+@libraries
+def test_in_place(world: World, library: str) -> None:
+    for rank, seen in enumerate(play(world, 2, in_place, library)):
         assert seen["all_reduce"] == [1]
         assert seen["all_gather_into_tensor"] == [0, 1]
         assert seen["gather_into_tensor"] == ([0, 1] if rank == 1 else [-1, -1])
@@ -318,9 +322,9 @@ def not_in_place(library: str) -> dict[str, Any]:
     return {name: result.tolist() for name, result in seen.items()}
 
 
-@worlds
-def test_not_in_place(place: str, library: str) -> None:
-    zero, one = play(not_in_place, 2, place, library)
+@libraries
+def test_not_in_place(world: World, library: str) -> None:
+    zero, one = play(world, 2, not_in_place, library)
     for rank, seen in enumerate((zero, one)):
         assert seen["all_reduce"] == [1.5, 4]
         assert seen["all_gather_into_tensor"] == [1, 4, 2, 4]

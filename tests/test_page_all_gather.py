@@ -12,6 +12,7 @@ from pages import (
     MEMBERS,
     OUTSIDER,
     Facts,
+    World,
     collect,
     given,
     keywords,
@@ -66,24 +67,26 @@ def measure() -> Facts:
         lambda: comm_func.all_gather_into_tensor(given(rank, *SHAPE), group=None)[0].tolist()
     )
 
-    pair, pair_name = pair_groups()
-    tensors, x = room(2), given(rank, *SHAPE)
-    if rank == OUTSIDER:
-        found["outside"] = [
-            outside(lambda: dist.all_gather(tensors, x, group=pair)),
-            outside(lambda: dist.all_gather(tensors, x, group=pair, async_op=True)),
-        ]
-    else:
-        dist.all_gather(tensors, x, group=pair)
-        found["mindspore pair"] = comm_func.all_gather_into_tensor(x, group=pair_name)[0].tolist()
-    found["torch pair"] = [tensor.tolist() for tensor in tensors]
+    with pair_groups() as (pair, pair_name):
+        tensors, x = room(2), given(rank, *SHAPE)
+        if rank == OUTSIDER:
+            found["outside"] = [
+                outside(lambda: dist.all_gather(tensors, x, group=pair)),
+                outside(lambda: dist.all_gather(tensors, x, group=pair, async_op=True)),
+            ]
+        else:
+            dist.all_gather(tensors, x, group=pair)
+            found["mindspore pair"] = comm_func.all_gather_into_tensor(x, group=pair_name)[
+                0
+            ].tolist()
+        found["torch pair"] = [tensor.tolist() for tensor in tensors]
     return found
 
 
 @pytest.fixture(scope="module")
-def facts(engine: str) -> list[Facts]:
+def facts(world: World) -> list[Facts]:
     """The facts of each rank."""
-    return collect(measure, engine)
+    return collect(world, measure)
 
 
 # ---- signatures ----------------------------------------------------------------------------------

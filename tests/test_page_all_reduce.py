@@ -14,6 +14,7 @@ from pages import (
     MEMBERS,
     OUTSIDER,
     Facts,
+    World,
     collect,
     given,
     keywords,
@@ -68,25 +69,25 @@ def measure() -> Facts:
         y, _ = comm_func.all_reduce(given(rank, *SHAPE), getattr(comm_func.ReduceOp, name))
         found[name] = {"torch": x.tolist(), "mindspore": y.tolist()}
 
-    pair, pair_name = pair_groups()
-    x = given(rank, *SHAPE)
-    if rank == OUTSIDER:
-        found["outside"] = [
-            outside(lambda: dist.all_reduce(x, group=pair)),
-            outside(lambda: dist.all_reduce(x, group=pair, async_op=True)),
-        ]
-    else:
-        dist.all_reduce(x, group=pair)
-        y, _ = comm_func.all_reduce(given(rank, *SHAPE), group=pair_name)
-        found["mindspore pair"] = y.tolist()
-    found["torch pair"] = x.tolist()
+    with pair_groups() as (pair, pair_name):
+        x = given(rank, *SHAPE)
+        if rank == OUTSIDER:
+            found["outside"] = [
+                outside(lambda: dist.all_reduce(x, group=pair)),
+                outside(lambda: dist.all_reduce(x, group=pair, async_op=True)),
+            ]
+        else:
+            dist.all_reduce(x, group=pair)
+            y, _ = comm_func.all_reduce(given(rank, *SHAPE), group=pair_name)
+            found["mindspore pair"] = y.tolist()
+        found["torch pair"] = x.tolist()
     return found
 
 
 @pytest.fixture(scope="module")
-def facts(engine: str) -> list[Facts]:
+def facts(world: World) -> list[Facts]:
     """The facts of each rank."""
-    return collect(measure, engine)
+    return collect(world, measure)
 
 
 # ---- signatures ----------------------------------------------------------------------------------

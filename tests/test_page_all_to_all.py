@@ -12,6 +12,7 @@ from pages import (
     OUTSIDER,
     PAIR,
     Facts,
+    World,
     collect,
     keywords,
     outside,
@@ -87,26 +88,28 @@ def measure() -> Facts:
     answer[1].wait()
     found["mindspore async result"] = [tensor.tolist() for tensor in answer[0]]
 
-    pair, pair_name = pair_groups()
-    outputs, inputs = room(MEMBERS), sends(MEMBERS)
-    found["pair is a name"] = (isinstance(pair, str), isinstance(pair_name, str))
-    if rank == OUTSIDER:
-        found["outside"] = [
-            outside(lambda: dist.all_to_all(outputs, inputs, group=pair)),
-            outside(lambda: dist.all_to_all(outputs, inputs, group=pair, async_op=True)),
-        ]
-    else:
-        dist.all_to_all(outputs, inputs, group=pair)
-        answer = comm_func.all_to_all_with_output_shape(shapes(MEMBERS), inputs, group=pair_name)
-        found["mindspore pair"] = [tensor.tolist() for tensor in answer[0]]
-    found["torch pair"] = [tensor.tolist() for tensor in outputs]
+    with pair_groups() as (pair, pair_name):
+        outputs, inputs = room(MEMBERS), sends(MEMBERS)
+        found["pair is a name"] = (isinstance(pair, str), isinstance(pair_name, str))
+        if rank == OUTSIDER:
+            found["outside"] = [
+                outside(lambda: dist.all_to_all(outputs, inputs, group=pair)),
+                outside(lambda: dist.all_to_all(outputs, inputs, group=pair, async_op=True)),
+            ]
+        else:
+            dist.all_to_all(outputs, inputs, group=pair)
+            answer = comm_func.all_to_all_with_output_shape(
+                shapes(MEMBERS), inputs, group=pair_name
+            )
+            found["mindspore pair"] = [tensor.tolist() for tensor in answer[0]]
+        found["torch pair"] = [tensor.tolist() for tensor in outputs]
     return found
 
 
 @pytest.fixture(scope="module")
-def facts(engine: str) -> list[Facts]:
+def facts(world: World) -> list[Facts]:
     """The facts of each rank."""
-    return collect(measure, engine)
+    return collect(world, measure)
 
 
 # ---- signatures ----------------------------------------------------------------------------------

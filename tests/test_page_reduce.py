@@ -12,6 +12,7 @@ from pages import (
     MEMBERS,
     OUTSIDER,
     Facts,
+    World,
     collect,
     error_of,
     given,
@@ -71,18 +72,18 @@ def measure() -> Facts:
         y = comm_func.reduce(given(rank, *SHAPE), DST, getattr(comm_func.ReduceOp, name))
         found[name] = {"torch": x.tolist(), "mindspore": y.tolist()}
 
-    pair, pair_name = pair_groups()
-    x = given(rank, *SHAPE)
-    if rank == OUTSIDER:
-        found["outside"] = [
-            outside(lambda: dist.reduce(x, DST, group=pair)),
-            outside(lambda: dist.reduce(x, DST, group=pair, async_op=True)),
-        ]
-    else:
-        dist.reduce(x, DST, group=pair)
-        y = comm_func.reduce(given(rank, *SHAPE), DST, group=pair_name)
-        found["mindspore pair"] = y.tolist()
-    found["torch pair"] = x.tolist()
+    with pair_groups() as (pair, pair_name):
+        x = given(rank, *SHAPE)
+        if rank == OUTSIDER:
+            found["outside"] = [
+                outside(lambda: dist.reduce(x, DST, group=pair)),
+                outside(lambda: dist.reduce(x, DST, group=pair, async_op=True)),
+            ]
+        else:
+            dist.reduce(x, DST, group=pair)
+            y = comm_func.reduce(given(rank, *SHAPE), DST, group=pair_name)
+            found["mindspore pair"] = y.tolist()
+        found["torch pair"] = x.tolist()
     return found
 
 
@@ -99,9 +100,9 @@ def measure_mindspore_shapes() -> Facts:
 
 
 @pytest.fixture(scope="module")
-def facts(engine: str) -> list[Facts]:
+def facts(world: World) -> list[Facts]:
     """The facts of each rank."""
-    return collect(measure, engine)
+    return collect(world, measure)
 
 
 # ---- signatures ----------------------------------------------------------------------------------
@@ -142,8 +143,8 @@ def test_reduce__torch_tensor_of_dst_holds_the_result(facts: list[Facts]) -> Non
 
 
 @pytest.mark.needs("mismatch")
-def test_reduce__torch_all_tensors_must_have_one_shape(engine: str) -> None:
-    for found in collect(measure_torch_shapes, engine):
+def test_reduce__torch_all_tensors_must_have_one_shape(world: World) -> None:
+    for found in collect(world, measure_torch_shapes):
         assert "MismatchError" in found["error"]
 
 
@@ -178,8 +179,8 @@ def test_reduce__mindspore_has_four_inputs() -> None:
 
 
 @pytest.mark.needs("mismatch")
-def test_reduce__mindspore_all_tensors_must_have_one_shape(engine: str) -> None:
-    for found in collect(measure_mindspore_shapes, engine):
+def test_reduce__mindspore_all_tensors_must_have_one_shape(world: World) -> None:
+    for found in collect(world, measure_mindspore_shapes):
         assert "MismatchError" in found["error"]
 
 

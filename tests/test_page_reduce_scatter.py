@@ -12,6 +12,7 @@ from pages import (
     MEMBERS,
     OUTSIDER,
     Facts,
+    World,
     collect,
     error_of,
     given,
@@ -86,25 +87,25 @@ def measure() -> Facts:
         )
         found[name] = {"torch": output.tolist(), "mindspore": y.tolist()}
 
-    pair, pair_name = pair_groups()
-    output = np.full((3, 2), -1.0)
-    if rank == OUTSIDER:
-        found["outside"] = [
-            outside(lambda: dist.reduce_scatter(output, pieces(2), group=pair)),
-            outside(lambda: dist.reduce_scatter(output, pieces(2), group=pair, async_op=True)),
-        ]
-    else:
-        dist.reduce_scatter(output, pieces(2), group=pair)
-        y, _ = comm_func.reduce_scatter_tensor(given(rank, *SHAPE), group=pair_name)
-        found["mindspore pair"] = y.tolist()
-    found["torch pair"] = output.tolist()
+    with pair_groups() as (pair, pair_name):
+        output = np.full((3, 2), -1.0)
+        if rank == OUTSIDER:
+            found["outside"] = [
+                outside(lambda: dist.reduce_scatter(output, pieces(2), group=pair)),
+                outside(lambda: dist.reduce_scatter(output, pieces(2), group=pair, async_op=True)),
+            ]
+        else:
+            dist.reduce_scatter(output, pieces(2), group=pair)
+            y, _ = comm_func.reduce_scatter_tensor(given(rank, *SHAPE), group=pair_name)
+            found["mindspore pair"] = y.tolist()
+        found["torch pair"] = output.tolist()
     return found
 
 
 @pytest.fixture(scope="module")
-def facts(engine: str) -> list[Facts]:
+def facts(world: World) -> list[Facts]:
     """The facts of each rank."""
-    return collect(measure, engine)
+    return collect(world, measure)
 
 
 # ---- signatures ----------------------------------------------------------------------------------

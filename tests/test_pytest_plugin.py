@@ -8,6 +8,8 @@ import pytest
 
 import worlds
 
+pytestmark = pytest.mark.needs("spawn")
+
 PROCESSES = [name for name in worlds.engines() if name != "threads"]
 
 
@@ -38,11 +40,15 @@ def total(value):
 
 
 def test_ranks_form_a_world(pytester, engine):
+    name = (
+        "shm" if engine == "hybrid" else engine
+    )  # the plugin has one host, and hybrid is shm there
     pytester.makepyfile(f"""{HEADER}
 {mark(3, engine)}
 def test_sum():
     world = groups.init()   # a test that calls init finds the world there
     assert world.size == 3
+    assert world.engine.name == "{name}"
     assert total(world.rank) == 3
 
 def test_alone():
@@ -208,7 +214,26 @@ def test_it():
 """)
     result = pytester.runpytest()
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*on rank 1 of 2*rank 1 was still running after 4 s*"])
+    # A slow machine may not have brought rank 0 to its end either, and then that is the first.
+    result.stdout.fnmatch_lines(["*rank 1 was still running after 4 s*"])
+
+
+@pytest.mark.parametrize("process_engine", PROCESSES)
+def test_rank_that_fails_and_then_does_not_end(pytester, process_engine):
+    """Its error is the cause, though it is stopped in the end like one that only waited."""
+    pytester.makepyfile(f"""{HEADER}
+import atexit, time
+
+{mark(2, process_engine)}
+def test_it():
+    if groups.world().rank == 1:
+        atexit.register(time.sleep, 100)
+        raise ValueError("spoilt")
+    total(1)
+""")
+    result = pytester.runpytest()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E*ValueError: spoilt", "*on rank 1 of 2*"])
 
 
 @pytest.mark.parametrize("process_engine", PROCESSES)

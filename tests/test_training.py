@@ -6,7 +6,6 @@ saved, loaded and shared out. The plays are in training_plays.py.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 
 import training_plays as plays  # comes first: it silences what torch says when imported
@@ -24,16 +23,9 @@ from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
 
-from training_plays import STEPS, Runner, adam, digest, loss_of, run, seeded, sentences, wrapped
+from training_plays import STEPS, adam, digest, loss_of, run, seeded, sentences, wrapped
 
 BACKENDS = ("gloo", "unisono")
-
-
-@pytest.fixture(scope="module")
-def on(tmp_path_factory):
-    """`on(backend, n, play, *args)`: what the play returns on each of n ranks."""
-    with contextlib.closing(Runner(tmp_path_factory.mktemp("stores"))) as runner:
-        yield runner.run
 
 
 # ---- optimizers and stages -----------------------------------------------------------------------

@@ -5,8 +5,6 @@ Compiled functions must not break around a collective, and must return what eage
 
 from __future__ import annotations
 
-import contextlib
-
 import training_plays as plays  # comes first: it silences what torch says when imported
 
 # isort: split
@@ -20,20 +18,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import run_and_get_code
 from torch.distributed.fsdp import fully_shard
 
-from training_plays import Runner, adam, digest, run, seeded, wrapped
+from training_plays import adam, digest, run, seeded, wrapped
 
 BACKENDS = ("gloo", "unisono")
-
-
-@pytest.fixture(scope="module")
-def on(tmp_path_factory):
-    """`on(backend, n, play, *args)`: what the play returns on each of n ranks."""
-    environment = {
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor")),
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    }
-    with contextlib.closing(Runner(tmp_path_factory.mktemp("stores"), environment)) as runner:
-        yield runner.run
 
 
 def numbers(*shape):

@@ -82,23 +82,26 @@ def joined(world, backend, path, play, *args):
 class Runner:
     """Runs plays on pools of ranks that are kept; each time in a group of its own."""
 
-    def __init__(self, folder, environment=()):
+    def __init__(self, folder):
         self.pools = worlds.Worlds()
         self.folder = folder
-        # The ranks share few cores; and sums keep one order.
-        self.environment = pytest.MonkeyPatch()
-        for name, value in {"OMP_NUM_THREADS": "1", **dict(environment)}.items():
-            self.environment.setenv(name, value)
+        self.environment = {
+            "OMP_NUM_THREADS": "1",  # the ranks share few cores; and sums keep one order
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        }
         self.count = itertools.count()
 
     def run(self, backend, ranks, play, *args):
         """What the play returns on each rank."""
         path = str(self.folder / f"store-{next(self.count)}")
-        return self.pools.run("shm", ranks, joined, backend, path, play, *args)
+        with pytest.MonkeyPatch.context() as patch:  # for ranks that start now
+            for name, value in self.environment.items():
+                patch.setenv(name, value)
+            return self.pools.run("shm", ranks, joined, backend, path, play, *args)
 
     def close(self):
         self.pools.close()
-        self.environment.undo()
 
 
 def assert_alike(ours, theirs, rel=1e-5):

@@ -327,14 +327,16 @@ class _Outcome:
                 reports[report.when] = report
             else:
                 reports["setup"] = _failure(item, "setup", report.longrepr)
-        if "teardown" not in reports and not any(report.failed for report in reports.values()):
+        owes = "teardown" not in reports and not any(report.failed for report in reports.values())
+        if owes:
             from unisono.placement import ending
 
             when = "call" if "setup" in reports else "setup"
             output = (folder / f"{rank}.output").read_text(errors="replace")[-_TAIL:]
             text = f"rank {rank} {reason or 'ended without a report: ' + ending(code)}"
             reports[when] = _failure(item, when, f"{text}\n{output}".rstrip())
-        return cls(rank, reports, reason is not None)
+        # One that was stopped after its reports, while it tidied up, has told its own story.
+        return cls(rank, reports, owes and reason is not None)
 
     def blame(self, when: str) -> int:
         """How likely this rank is the cause: the lower the likelier."""

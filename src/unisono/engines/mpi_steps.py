@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -72,7 +73,11 @@ class MpiSteps(Engine):
                     self._notices.hear_out(self._group, self.size - 1)
             self._notices.forget(self._group)
             # MPI keeps a communicator with calls under way; to free it might wait for others.
-            if not (self._abandoned or self._mailbox.abandoned or self._mpi.Is_finalized()):
+            abandoned = [self._abandoned, self._mailbox.abandoned]
+            if any(abandoned):
+                # MPI may go on with them until it is finalised, which is after Python's own end.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(abandoned))
+            elif not self._mpi.Is_finalized():
                 self._communicator.Free()
 
     def _even(self, counts: Counts, share: int) -> list[int]:
