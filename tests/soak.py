@@ -19,6 +19,7 @@ import time
 import traceback
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import soak_rank
@@ -77,7 +78,7 @@ class Job:
         draw = random.Random(self.seed)
         deadline = time.monotonic() + _PATIENCE
         next_fault = time.monotonic() + draw.random() * 4 * _PACE
-        while not all([rank.ended() for rank in self.ranks]):
+        while sum(rank.ended() for rank in self.ranks) < self.size:
             now = time.monotonic()
             if now > deadline:
                 return self._hangs()
@@ -158,6 +159,11 @@ def _tell(pid: int, number: int) -> None:
         return
 
 
+def _held() -> tuple[int, int]:
+    """Descriptors of this process, and files in shared memory."""
+    return len([*Path("/proc/self/fd").iterdir()]), len([*Path("/dev/shm").iterdir()])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--minutes", type=float, default=10.0)
@@ -167,14 +173,14 @@ def main() -> int:
     print(f"seed {options.seed}", flush=True)
     total: Counter[str] = Counter()
     began = said = time.monotonic()
-    before = len(os.listdir("/proc/self/fd")), len(os.listdir("/dev/shm"))
+    before = _held()
     while time.monotonic() - began < 60 * options.minutes:
         job = Job(options.seed + total["jobs"], options.ranks)
         job.start()
         wrong = job.run()
         total["jobs"] += 1
         total += job.faults
-        after = len(os.listdir("/proc/self/fd")), len(os.listdir("/dev/shm"))
+        after = _held()
         if not wrong and after != before:
             wrong = f"descriptors and files in /dev/shm: {before} before, {after} after"
         if wrong:

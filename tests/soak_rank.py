@@ -28,7 +28,8 @@ DEADLINE = 60.0  # seconds of the groups; nothing takes so long, stops included
 FEWEST = 2  # with fewer ranks there is nothing to do
 _UNDER_WAY = 6  # asynchronous calls at once
 _GROUPS = 5  # subgroups at once
-_COUNTS = (0, 1, 2, 3, 7, 64, 257, 1000, 4096, 20011, 70001)
+_COUNTS = (0, 1, 2, 3, 7, 64, 257, 1000)
+_LARGE = (4096, 20011, 70001)
 _PREMUL = ReduceOp.premul_sum(0.5)
 
 
@@ -174,9 +175,9 @@ def _drawn(draw: random.Random, size: int, salt: int) -> Play:
     ]
     dtype = draw.choice(able)
     op = draw.choice(list(_operators(dtype)) or [ReduceOp.SUM])
-    count = draw.choice(_COUNTS)
+    count = draw.choice(_COUNTS if draw.random() < 0.95 else _LARGE)
     counts = None
     if verb in plays.COUNTED and draw.random() < 0.3:
-        counts = tuple(draw.choice(_COUNTS[:9]) for _ in range(size))
+        counts = tuple(draw.choice(_COUNTS) for _ in range(size))
     in_place = draw.random() < 0.3 and not (verb == "all_to_all" and counts is not None)
-    return Play(verb, dtype.name, count, op, draw.randrange(size), counts, in_place, salt % 16)
+    return Play(verb, dtype.name, count, op, draw.randrange(size), counts, in_place, salt % 4)
