@@ -72,6 +72,12 @@ void Job::meet() {
     mailbox_ = std::make_unique<Mailbox>(arena_, rank_);
 }
 
+std::unique_ptr<Viewer> Job::viewer() const {
+    for (int rank = 0; rank < arena_->size(); ++rank)
+        if (!arena_->alive(rank)) arena_->fate(rank);
+    return std::make_unique<Viewer>(arena_->fd());
+}
+
 void Job::close(double drain_seconds) noexcept {
     if (mailbox_ != nullptr && !birth_.foreign()) mailbox_->close(drain_seconds);
 }
@@ -102,6 +108,7 @@ std::shared_ptr<Letter> Communicator::letter(bool sending, int peer, std::int64_
     made->directory = worker_->group().directory();
     made->context = worker_->group().number();
     made->tag = tag;
+    made->page = worker_->group().page_number();
     return made;
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "mailbox.hpp"
+#include "viewer.hpp"
 
 namespace unisono {
 
@@ -39,6 +40,9 @@ public:
 
     /// Lets messages end for up to `drain_seconds`, then leaves for good.
     void close(double drain_seconds) noexcept;
+
+    /// Looks at all ranks, after having found out how those ended that have.
+    std::unique_ptr<Viewer> viewer() const;
 
     const std::shared_ptr<Arena>& arena() const noexcept { return arena_; }
     Mailbox& mailbox() const noexcept { return *mailbox_; }

@@ -56,6 +56,13 @@ struct alignas(128) GroupHeader {
     std::atomic<std::uint32_t> closed;
 };
 
+/// Where the parts of a group stand, from the number of its ranks alone.
+struct GroupPlan {
+    explicit GroupPlan(int size);
+
+    std::size_t world_ranks, members, rows, slots, slot, bytes;
+};
+
 /// A group as one rank sees it. Not thread-safe: Worker brings its calls into one order.
 class Group {
 public:
@@ -71,7 +78,10 @@ public:
 
     int rank() const noexcept { return rank_; }
     int size() const noexcept { return size_; }
-    std::uint32_t number() const noexcept { return header_->number; }
+    std::uint32_t number() const noexcept { return number_; }
+    std::uint32_t page_number() const noexcept {
+        return static_cast<std::uint32_t>(offset_ / page);
+    }
     int world_rank(int rank) const noexcept {
         return directory_->world_ranks[static_cast<std::size_t>(rank)];
     }
@@ -81,6 +91,9 @@ public:
     /// Runs a collective to its end; throws Failure. Unless it was a mismatch, the group is then
     /// broken, and says so to the others and to later calls.
     void run(const Request& request, const Limits& limits);
+
+    /// Whether calls have a chance: the group is neither closed nor broken.
+    bool usable() const noexcept { return usable_.load(std::memory_order_relaxed); }
 
     /// Leaves the group; closing twice is allowed.
     void close() noexcept;
@@ -140,10 +153,14 @@ private:
     [[noreturn]] void raise_mismatch();
     void give_up(Leave why, int blamed) noexcept;
     std::string last_call(int rank) const;
+    std::string deed(int rank) const;
+    std::string place(int rank, bool waited) const;
+    std::string lost(int rank, const std::string& witness) const;
     std::string who(int rank) const;
 
     std::shared_ptr<Arena> arena_;
     std::size_t offset_;
+    std::uint32_t number_;
     std::size_t bytes_;
     std::shared_ptr<Mapping> mapping_;
     GroupHeader* header_;
@@ -167,6 +184,7 @@ private:
     std::vector<std::uint64_t> matrix_;  ///< our own copy: peers may already publish the next call
     const Limits* limits_ = nullptr;
     std::atomic<bool> stopping_{false};
+    std::atomic<bool> usable_{true};  ///< false for good once closed_ or broken_ is set
     bool closed_ = false;
     std::unique_ptr<Failure> broken_;  ///< what ended this group
 };

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels.hpp"
+#include "process.hpp"
 
 namespace unisono {
 
@@ -56,6 +57,7 @@ Mailbox::~Mailbox() { close(0); }
 void Mailbox::post(const std::shared_ptr<Letter>& letter, double seconds) {
     const std::lock_guard lock(mutex_);
     if (closed_) throw Failure(Fault::closed, "the world is closed");
+    note(*letter);
     letter->seconds = seconds;
     letter->deadline = deadline_after(seconds);
     if (letter->sending) {
@@ -90,7 +92,8 @@ void Mailbox::wait(const std::shared_ptr<Letter>& letter, const Limits& limits) 
                 if (!letter->completion.done()) throw Failure(*failure);
             },
             [&] { throw Failure(*expired(*letter)); });
-    } catch (...) {
+    } catch (const Failure& failure) {
+        arena_->log(me_).end(letter->record, failed(failure.fault));
         {
             const std::lock_guard lock(mutex_);
             cancel(letter);
@@ -263,6 +266,7 @@ std::unique_ptr<Failure> Mailbox::misfit(Letter& letter, int source, std::uint8_
 }
 
 void Mailbox::finish(const std::shared_ptr<Letter>& letter, std::unique_ptr<Failure> failure) {
+    arena_->log(me_).end(letter->record, failure == nullptr ? State::done : failed(failure->fault));
     letter->completion.finish(std::move(failure));
     ring(arena_->resident(me_).doorbell);  // another thread of this rank may wait for it
 }
@@ -300,9 +304,13 @@ std::unique_ptr<Failure> Mailbox::trouble(const Letter& letter) const {
     const char* verb = letter.sending ? "send to" : "receive from";
     if (letter.peer >= 0) {
         if (!gone(letter.peer)) return nullptr;
+        const int world = letter.world_peer();
+        const std::string how = arena_->alive(world) ? "has left the group" : arena_->fate(world);
         return std::make_unique<Failure>(
             Fault::lost,
-            format("cannot %s rank %d: it has ended or left the group", verb, letter.peer),
+            format("cannot %s rank %d (pid %d): it %s%s", verb, letter.peer,
+                   arena_->resident(world).pid.load(std::memory_order_relaxed), how.c_str(),
+                   story(letter).c_str()),
             std::vector<int>{letter.peer});
     }
     std::vector<int> lost;
@@ -319,8 +327,31 @@ std::unique_ptr<Failure> Mailbox::expired(const Letter& letter) const {
             Fault::timeout, format("no message came in %g s from any rank", letter.seconds));
     const char* pattern = letter.sending ? "rank %d has not received what was sent to it in %g s"
                                          : "no message came from rank %d in %g s";
-    return std::make_unique<Failure>(Fault::timeout, format(pattern, letter.peer, letter.seconds),
+    const Process process =
+        look_at(arena_->resident(letter.world_peer()).pid.load(std::memory_order_relaxed));
+    return std::make_unique<Failure>(Fault::timeout,
+                                     format(pattern, letter.peer, letter.seconds) +
+                                         (process.stopped() ? "; it is alive but stopped" : "") +
+                                         story(letter),
                                      std::vector<int>{letter.peer});
+}
+
+/// What the peer of a letter did last.
+std::string Mailbox::story(const Letter& letter) const {
+    const std::string deed = arena_->deed(letter.world_peer(), letter.context);
+    return deed.empty() ? "; it has called nothing yet" : "; its last call was " + deed;
+}
+
+/// Notes a letter in our log. Those that make groups are our own business and bear no place.
+void Mailbox::note(Letter& letter) noexcept {
+    if (!letter.recorded) return;
+    Request request;
+    request.verb = letter.sending ? Verb::send : Verb::recv;
+    request.dtype_code = letter.dtype_code;
+    request.root = letter.peer;
+    request.count = letter.bytes / letter.item;
+    request.place = letter.place;
+    letter.record = arena_->log(me_).begin(request, letter.context, letter.page, 0);
 }
 
 bool Mailbox::pending() const {

@@ -39,6 +39,10 @@ struct Letter {
     int source = -1;  ///< who sent it, once it has come
     double seconds = 0;
     Clock::time_point deadline;
+    bool recorded = false;  ///< whether it appears in the log
+    std::uint32_t page = 0;
+    Place place;
+    std::uint64_t record = 0;    ///< in our log; 0: none
     std::vector<std::byte> own;  ///< the rest of a send whose caller has given up
     Completion completion;
 
@@ -79,6 +83,8 @@ private:
                                     std::uint32_t item, std::size_t bytes);
     std::unique_ptr<Failure> trouble(const Letter& letter) const;
     std::unique_ptr<Failure> expired(const Letter& letter) const;
+    std::string story(const Letter& letter) const;
+    void note(Letter& letter) noexcept;
     void cancel(const std::shared_ptr<Letter>& letter);
     bool pending() const;
     void supervise();

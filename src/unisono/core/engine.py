@@ -18,6 +18,7 @@ from unisono.errors import ArgumentError, CommTimeout, UnisonoError
 if TYPE_CHECKING:
     from unisono.core.buffers import Buffer
     from unisono.core.rendezvous import Launch
+    from unisono.core.trace import Rank
 
 __all__ = ["DONE", "Counts", "Engine", "ReduceOp", "Work"]
 
@@ -250,3 +251,7 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leave the group; closing twice is allowed."""
+
+    def records(self) -> list[Rank]:
+        """What each rank of the job called last; empty on engines that keep no records."""
+        return []

@@ -8,6 +8,8 @@ one that does not wait for its ticket.
 
 from __future__ import annotations
 
+import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,10 +20,14 @@ import numpy as np
 from unisono.core.buffers import Buffer
 from unisono.core.dtypes import DType
 from unisono.core.engine import ReduceOp, Work
+from unisono.core.trace import Recorder, Tracer
 from unisono.engines.arithmetic import Array, combine
 from unisono.errors import CommTimeout, MismatchError, PeerLost, UnisonoError
 
-__all__ = ["Call", "Hub", "Ticket", "disagree"]
+__all__ = ["CLOSED", "Call", "Hub", "Ticket", "disagree"]
+
+#: The reason of a rank that has left its group as it should.
+CLOSED = "closed the group"
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,16 @@ class Call:
             words.append(f"receiving {list(self.receives)}")
         return " ".join(words)
 
+    def share(self) -> int | None:
+        """How many elements the rank gives or gets, for the records."""
+        if self.count is not None or not self.sends:
+            return self.count
+        return max(self.sends + self.receives)
+
+
+#: Numbers the worlds of this process, for the names of their traces.
+_worlds = itertools.count()
+
 
 class Ticket(Work):
     """One rank's part in a call: its call, its memory, and later the outcome."""
@@ -64,9 +80,22 @@ class Ticket(Work):
         self.dst: Buffer | None = None
         self.ended = threading.Event()
         self.failure: UnisonoError | None = None
+        message = call.verb in ("send", "recv")
+        self.record = hub.recorder.begin(
+            hub.world_ranks[rank],
+            hub.number,
+            None if message else turn,
+            call.verb,
+            call.dtype.name if call.dtype is not None else None,
+            call.share(),
+            call.op.name if call.op is not None else None,
+            call.root,
+        )
 
     def end(self, failure: UnisonoError | None = None) -> None:
         """Note the outcome and wake whoever waits."""
+        if not self.ended.is_set():
+            self.hub.recorder.end(self.record, failure)
         self.failure = failure
         self.ended.set()
 
@@ -82,7 +111,9 @@ class Ticket(Work):
             self.hub.give_up(self)
         if self.failure is not None:
             # Each rank and each wait gets an error object of its own to write notes on.
-            raise type(self.failure)(str(self.failure), self.failure.ranks)
+            error = type(self.failure)(str(self.failure), self.failure.ranks)
+            self.hub.tracer(self.rank).explain(error)
+            raise error
 
 
 class Hub:
@@ -98,18 +129,31 @@ class Hub:
         self.timeout = timeout
         self.lock = threading.RLock()
         self.boards: dict[int, dict[int, Ticket]] = {}
-        self.last: dict[int, str] = {}
+        self.last: dict[int, Ticket] = {}  # by rank, of collectives
         self.gone: dict[int, str] = {}
         self.letters: list[tuple[int, int, int, Array, DType]] = []
         self.waiting: list[tuple[Ticket, int | None, int]] = []
         self.children: dict[str, Hub] = {}
+        if parent is None:
+            self.job = f"threads {os.getpid()}.{next(_worlds)}"
+            self.world_ranks = self.ranks
+            self.recorder = Recorder(self.size)
+        else:
+            self.job = parent.job
+            self.world_ranks = tuple(parent.world_ranks[rank] for rank in self.ranks)
+            self.recorder = parent.recorder
+        self.number = self.recorder.new_group()
+
+    def tracer(self, rank: int) -> Tracer:
+        """What writes the job's trace for a rank of this group."""
+        return Tracer(self.job, self.world_ranks[rank], self.recorder)
 
     def post(self, ticket: Ticket) -> Ticket:
         """Put a ticket on the board of its turn; whoever completes the board does the work."""
         with self.lock:
             board = self.boards.setdefault(ticket.turn, {})
             board[ticket.rank] = ticket
-            self.last[ticket.rank] = f"{ticket.call} (call {ticket.turn})"
+            self.last[ticket.rank] = ticket
             if len(board) == self.size:
                 del self.boards[ticket.turn]
                 _finish_board([board[rank] for rank in range(self.size)])
@@ -121,6 +165,9 @@ class Hub:
         """A rank is gone: calls that it has not joined can never end well."""
         with self.lock:
             self.gone.setdefault(rank, reason)
+            if self.parent is None:
+                left = reason == CLOSED
+                self.recorder.states[rank] = "left" if left else "ended"
             self._fail_lonely()
             for child in list(self.children.values()):
                 if rank in child.ranks:
@@ -140,7 +187,10 @@ class Hub:
         for board in self.boards.values():
             lost = [rank for rank in self.gone if rank not in board]
             if lost:
-                text = "; ".join(f"rank {rank} {self.gone[rank]}" for rank in lost)
+                text = "; ".join(
+                    f"rank {rank} {self.gone[rank]}, its last call was {self._deed(rank)}"
+                    for rank in lost
+                )
                 for ticket in board.values():
                     ticket.end(PeerLost(f"{text}; {ticket.call} cannot end", lost))
         for ticket, peer, _ in list(self.waiting):
@@ -169,13 +219,22 @@ class Hub:
             board = self.boards.pop(ticket.turn)
             missing = [rank for rank in range(self.size) if rank not in board]
             names = ", ".join(f"rank {rank}" for rank in missing)
-            deeds = "; ".join(f"rank {r}: {self.last.get(r, 'no call yet')}" for r in missing)
+            deeds = "; ".join(f"rank {rank}: {self._deed(rank)}" for rank in missing)
+            here = ", ".join(f"rank {rank}{board[rank].record.story()}" for rank in sorted(board))
             for other in board.values():
-                late = f"{other.call} reached its timeout of {ticket.patience:g} s"
-                text = f"{late} waiting for {names}; last calls: {deeds}"
-                other.end(CommTimeout(text, missing))
+                late = f"{other.call} (call {other.turn}){_at(other)} reached its timeout"
+                text = f"{late} of {ticket.patience:g} s waiting for {names}"
+                other.end(CommTimeout(f"{text}; last calls: {deeds}; arrived: {here}", missing))
             for rank, other in board.items():
                 self.leave(rank, f"gave up {other.call} at its deadline")
+
+    def _deed(self, rank: int) -> str:
+        """What a rank does or did last, in this group or else in another."""
+        ticket = self.last.get(rank)
+        if ticket is not None:
+            return f"{ticket.call} (call {ticket.turn}){ticket.record.story()}"
+        record = self.recorder.last(self.world_ranks[rank])
+        return f"{record.verb}{record.story()}" if record is not None else "no call yet"
 
     def deliver(self, source: int, target: int, tag: int, src: Buffer) -> None:
         """Give a copy of `src` to the first receive that fits it, or keep it."""
@@ -221,18 +280,28 @@ def _finish_board(tickets: list[Ticket]) -> None:
     """All ranks are here: compare what they call, do it, and end every ticket."""
     failure: UnisonoError | None = None
     if disagree([ticket.call for ticket in tickets]):
-        sides: dict[str, list[int]] = {}
+        sides: dict[str, list[Ticket]] = {}
         for ticket in tickets:
-            sides.setdefault(str(ticket.call), []).append(ticket.rank)
-        text = "; ".join(
-            f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}: {call}"
-            for call, ranks in sides.items()
-        )
+            sides.setdefault(str(ticket.call), []).append(ticket)
+        text = "; ".join(_side(call, side) for call, side in sides.items())
         failure = MismatchError(f"ranks disagree in call {tickets[0].turn}: {text}")
     else:
         _VERBS[tickets[0].call.verb](tickets)
     for ticket in tickets:
         ticket.end(failure)
+
+
+def _side(call: str, tickets: list[Ticket]) -> str:
+    """Who calls this, and from where; a rank of each place is enough."""
+    ranks = ", ".join(str(ticket.rank) for ticket in tickets)
+    places = " and".join(dict.fromkeys(filter(None, map(_at, tickets))))
+    return (
+        f"{'ranks' if len(tickets) > 1 else 'rank'} {ranks}: {call}, call {tickets[0].turn}{places}"
+    )
+
+
+def _at(ticket: Ticket) -> str:
+    return f" at {ticket.record.place}" if ticket.record.place else ""
 
 
 def disagree(calls: Sequence[Call]) -> bool:

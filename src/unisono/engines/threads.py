@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from unisono.core.buffers import Buffer
 from unisono.core.engine import Counts, Engine, ReduceOp, Work
 from unisono.core.rendezvous import Launch
-from unisono.engines.board import Call, Hub, Ticket
+from unisono.core.trace import Rank
+from unisono.engines.board import CLOSED, Call, Hub, Ticket
 from unisono.errors import LaunchError, NotReady
 
 __all__ = ["ThreadsEngine", "threads_world"]
@@ -137,7 +138,10 @@ class ThreadsEngine(Engine):
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self.hub.leave(self.rank, "closed the group")
+            self.hub.leave(self.rank, CLOSED)
+
+    def records(self) -> list[Rank]:
+        return self.hub.recorder.look()
 
 
 def threads_world(size: int, timeout: float) -> list[ThreadsEngine]:
