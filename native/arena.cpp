@@ -264,8 +264,23 @@ bool Arena::alive(int rank) noexcept {
     return poll(&poller, 1, 0) == 0;
 }
 
+void Arena::exit(int rank) noexcept {
+    // Relaxed: whoever sees the end of a group by this rank, which comes later, sees this too.
+    resident(rank).exiting.store(now(), std::memory_order_relaxed);
+}
+
+bool Arena::about_to_end(int rank) noexcept {
+    constexpr std::uint64_t soon = 800'000'000;  // long for the end of a Python process
+    const std::uint64_t began = resident(rank).exiting.load(std::memory_order_relaxed);
+    return began != 0 && now() < began + soon && alive(rank);
+}
+
 std::string Arena::fate(int rank) {
     Resident& other = resident(rank);
+    if (alive(rank))
+        return other.exiting.load(std::memory_order_relaxed) != 0
+                   ? "is ending; how is not known yet"
+                   : "is lost";
     const pid_t pid = other.pid.load(std::memory_order_relaxed);
     // Its parent collects it at some time, and only one kernel in many remembers longer: so whoever
     // learns it first tells the others. Relaxed: the word is all there is to know.

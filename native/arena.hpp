@@ -53,8 +53,9 @@ struct alignas(128) Resident {
     std::atomic<std::int32_t> pid{0};    ///< 0 until the rank has attached
     std::atomic<std::uint32_t> left{0};  ///< 1 once the rank has closed its world
     std::int32_t session = 0;
-    std::uint64_t started = 0;            ///< when the process was started, by the kernel's count
-    std::atomic<std::uint64_t> ended{0};  ///< 2^32 + its status, by the first who has learnt it
+    std::uint64_t started = 0;              ///< when the process was started, by the kernel's count
+    std::atomic<std::uint64_t> exiting{0};  ///< when the process began to end; 0: it has not
+    std::atomic<std::uint64_t> ended{0};    ///< 2^32 + its status, by the first who has learnt it
     std::uint64_t cores[max_cores / 64] = {};
 };
 
@@ -143,7 +144,14 @@ public:
     /// Whether the process of a rank still runs. A stopped process does.
     bool alive(int rank) noexcept;
 
-    /// How a rank that is not alive ended: "was killed by SIGKILL", as far as it can be known.
+    /// Says that this rank's process is about to end, which others would like to see for
+    /// themselves: what comes after tells them how.
+    void exit(int rank) noexcept;
+
+    /// Whether a rank has said so and will soon have ended: then it pays to wait for that.
+    bool about_to_end(int rank) noexcept;
+
+    /// How a rank was lost: "was killed by SIGKILL", "is ending", as far as it can be known.
     std::string fate(int rank);
 
     /// What a rank called last: its log as this process sees it. Empty until it has entered.

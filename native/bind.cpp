@@ -223,6 +223,7 @@ NB_MODULE(_native, m) {
         .def(nb::init<int, int>(), "fd"_a, "rank"_a)
         .def("meet", [](Job& self) { guarded([&] { self.meet(); }); })
         .def("crowded", [](const Job& self) { return self.arena()->crowded(); })
+        .def("exit", &Job::exit)
         .def("look", [](Job& self) { return look(*guarded([&] { return self.viewer(); })); })
         .def("claim_trace", [](const Job& self) { return self.arena()->claim_trace(); })
         .def("trace_written", [](const Job& self) { self.arena()->note_trace(); })

@@ -78,6 +78,10 @@ std::unique_ptr<Viewer> Job::viewer() const {
     return std::make_unique<Viewer>(arena_->fd());
 }
 
+void Job::exit() noexcept {
+    if (!birth_.foreign()) arena_->exit(rank_);
+}
+
 void Job::close(double drain_seconds) noexcept {
     if (mailbox_ != nullptr && !birth_.foreign()) mailbox_->close(drain_seconds);
 }

@@ -38,6 +38,9 @@ public:
     /// Gets to know the others, who have all taken their places.
     void meet();
 
+    /// Says that this process is about to end.
+    void exit() noexcept;
+
     /// Lets messages end for up to `drain_seconds`, then leaves for good.
     void close(double drain_seconds) noexcept;
 

@@ -182,6 +182,9 @@ void Group::check_peers() {
             members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
         const bool dead = word == 0 && !arena_->alive(world_rank(peer));
         if ((word == 0 && !dead) || reached(peer)) continue;  // it may have answered and then ended
+        if (static_cast<Leave>(word & 0xff) == Leave::closed &&
+            arena_->about_to_end(world_rank(peer)))
+            continue;  // in a moment we can say how it ended
         raise_departed(peer, word);
     }
 }
@@ -209,6 +212,9 @@ void Group::raise_departed(int peer, std::uint32_t word) {
             throw Failure(Fault::lost, lost(peer, ""), {peer});
         case Leave::closed:
         case Leave::stopped:
+            // relaxed: pairs with Arena::exit(), which came before the closing that we have seen.
+            if (arena_->resident(world_rank(peer)).exiting.load(std::memory_order_relaxed) != 0)
+                throw Failure(Fault::lost, lost(peer, ""), {peer});
             throw Failure(Fault::lost,
                           format("%s closed the group; its last call was %s", culprit.c_str(),
                                  deed(peer).c_str()),
@@ -392,8 +398,7 @@ std::string Group::place(int rank, bool waited) const {
 
 /// How a rank was lost and what it did last; `witness` has told us, if it is not empty.
 std::string Group::lost(int rank, const std::string& witness) const {
-    const bool gone = !arena_->alive(world_rank(rank));
-    const std::string how = gone ? arena_->fate(world_rank(rank)) : "is lost";
+    const std::string how = arena_->fate(world_rank(rank));
     return format("%s %s%s; its last call was %s", who(rank).c_str(), how.c_str(),
                   witness.empty() ? "" : (", as " + witness + " has seen").c_str(),
                   deed(rank).c_str());

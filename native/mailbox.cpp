@@ -298,14 +298,18 @@ std::unique_ptr<Failure> Mailbox::trouble(const Letter& letter) const {
     const auto gone = [&](int rank) {
         const int world = ranks[static_cast<std::size_t>(rank)];
         // acquire: pairs with the release in Arena::leave(): what it sent before is in the ring.
-        return world != me_ && (arena_->resident(world).left.load(std::memory_order_acquire) != 0 ||
-                                letter.directory->left(rank) || !arena_->alive(world));
+        return world != me_ && !arena_->about_to_end(world) &&
+               (arena_->resident(world).left.load(std::memory_order_acquire) != 0 ||
+                letter.directory->left(rank) || !arena_->alive(world));
     };
     const char* verb = letter.sending ? "send to" : "receive from";
     if (letter.peer >= 0) {
         if (!gone(letter.peer)) return nullptr;
         const int world = letter.world_peer();
-        const std::string how = arena_->alive(world) ? "has left the group" : arena_->fate(world);
+        // relaxed: pairs with Arena::exit(), which came before the leaving that we have seen.
+        const bool left = arena_->alive(world) &&
+                          arena_->resident(world).exiting.load(std::memory_order_relaxed) == 0;
+        const std::string how = left ? "has left the group" : arena_->fate(world);
         return std::make_unique<Failure>(
             Fault::lost,
             format("cannot %s rank %d (pid %d): it %s%s", verb, letter.peer,

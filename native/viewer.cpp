@@ -78,14 +78,14 @@ Sight Viewer::look(int rank) const {
     const bool same =
         process.state != 0 &&
         process.started == field<std::uint64_t>(resident, offsetof(Resident, started));
-    if (field<std::uint32_t>(resident, offsetof(Resident, left)) != 0)
-        sight.state = "left";
-    else if (ended != 0)
+    const bool left = field<std::uint32_t>(resident, offsetof(Resident, left)) != 0;
+    const bool by_exit = field<std::uint64_t>(resident, offsetof(Resident, exiting)) != 0;
+    if (ended != 0 && (!left || by_exit))
         sight.state = ending(static_cast<int>(static_cast<std::uint32_t>(ended)));
-    else if (same && process.state == 'Z')
+    else if (same && process.state == 'Z' && (!left || by_exit))
         sight.state = ending(process.status);
     else
-        sight.state = same ? "running" : "ended";
+        sight.state = left ? "left" : same ? "running" : "ended";
     sight.calls = calls(rank);
     for (const auto& [entry, place] : sight.calls) {
         if (entry.state != State::running || entry.call.is_message()) continue;

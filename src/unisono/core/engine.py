@@ -252,6 +252,9 @@ class Engine(ABC):
     def close(self) -> None:
         """Leave the group; closing twice is allowed."""
 
+    def exit(self) -> None:  # noqa: B027 - few engines have anything to say
+        """Hear, before `close`, that this process is about to end: others may ask how."""
+
     def records(self) -> list[Rank]:
         """What each rank of the job called last; empty on engines that keep no records."""
         return []

@@ -209,13 +209,18 @@ def resolve(group: Group | str | None) -> Group:
     return group
 
 
-def close() -> None:
-    """Leave the world and all its groups; closing twice is allowed."""
+def close(*, exiting: bool = False) -> None:
+    """Leave the world and all its groups; closing twice is allowed.
+
+    `exiting` says that this process is about to end, and that is why.
+    """
     global _process
     state = _state()
     if state is None or state.world is None:
         return
     whole = state.world
+    if exiting and whole.engine is not None:
+        whole.engine.exit()
     if getattr(_thread, "state", None) is state:
         _thread.state = None
     else:
@@ -237,4 +242,4 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
-atexit.register(close)
+atexit.register(close, exiting=True)

@@ -217,6 +217,10 @@ class ShmEngine(Engine):
             self._job.close(_DRAIN)
         self._running.clear()
 
+    def exit(self) -> None:
+        if self._job is not None:
+            self._job.exit()
+
     def records(self) -> list[Rank]:
         return self._tracer.source.look()
 
