@@ -230,6 +230,10 @@ void Arena::commit_ring(int from, int to) {
     commit(ring_offset(from, to), ring_cells * cell_bytes_);
 }
 
+void Arena::release_ring(int from, int to) noexcept {
+    release(ring_offset(from, to), ring_cells * cell_bytes_);
+}
+
 std::size_t Arena::allocate(std::size_t bytes) {
     return header_->next_offset.fetch_add(round_up(bytes, page), std::memory_order_relaxed);
 }

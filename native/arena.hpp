@@ -126,6 +126,9 @@ public:
     /// Asks the kernel for the pages of a ring; the sender does, before it first writes.
     void commit_ring(int from, int to);
 
+    /// Gives the pages of a ring back, which nobody reads or writes any more.
+    void release_ring(int from, int to) noexcept;
+
     /// Room for a new group: fetches an offset that nobody else will get.
     std::size_t allocate(std::size_t bytes);
 

@@ -153,6 +153,11 @@ std::unique_ptr<Communicator> split(Communicator& self, const std::vector<int>& 
     return guarded([&] { return self.split(ranks, key, {seconds, interrupted}); });
 }
 
+std::unique_ptr<Communicator> shrink(Communicator& self, const std::vector<int>& exclude,
+                                     double seconds) {
+    return guarded([&] { return self.shrink(exclude, {seconds, interrupted}); });
+}
+
 /// Text that may hold anything, as a string.
 nb::object text_or_none(const std::string& text) {
     if (text.empty()) return nb::none();
@@ -245,6 +250,8 @@ NB_MODULE(_native, m) {
         .def("collective_uneven", &collective_uneven)
         .def("message", &message)
         .def("split", &split, "ranks"_a, "key"_a, "seconds"_a)
+        .def("shrink", &shrink, "exclude"_a, "seconds"_a)
+        .def_prop_ro("world_ranks", &Communicator::world_ranks)
         .def(
             "close",
             [](Communicator& self, double seconds) { guarded([&] { self.close(seconds); }); },

@@ -165,6 +165,27 @@ std::unique_ptr<Communicator> Communicator::split(const std::vector<int>& ranks,
                                           static_cast<int>(ranks.size()));
 }
 
+std::unique_ptr<Communicator> Communicator::shrink(const std::vector<int>& exclude,
+                                                   const Limits& limits) {
+    birth_.check();
+    Group& group = worker_->group();
+    worker_->retire();
+    job_->mailbox().end_group(group.number());
+    const std::size_t offset = group.shrink(exclude, limits);
+    const std::vector<int> ranks = Group::members_at(*job_->arena(), offset);
+    const auto own = std::find(ranks.begin(), ranks.end(), group.world_rank(group.rank()));
+    std::unique_ptr<Communicator> made;
+    if (own != ranks.end())
+        made = std::make_unique<Communicator>(job_, offset, static_cast<int>(own - ranks.begin()),
+                                              static_cast<int>(ranks.size()));
+    for (const int rank : world_ranks())
+        if (!job_->arena()->alive(rank)) job_->mailbox().forget(rank);
+    worker_->close(0);
+    if (made == nullptr)
+        throw Failure(Fault::closed, "the others have shrunk the group without this rank");
+    return made;
+}
+
 void Communicator::close(double drain_seconds) noexcept {
     if (!birth_.foreign()) worker_->close(drain_seconds);
 }

@@ -85,6 +85,15 @@ public:
     std::unique_ptr<Communicator> split(const std::vector<int>& ranks, std::int64_t key,
                                         const Limits& limits);
 
+    /// Makes the group of all members that are alive, but for those of `exclude`; called by all of
+    /// them. Calls of this group end, and it is closed.
+    std::unique_ptr<Communicator> shrink(const std::vector<int>& exclude, const Limits& limits);
+
+    /// The ranks of the world that are in the group, in order.
+    const std::vector<int>& world_ranks() const noexcept {
+        return worker_->group().directory()->world_ranks;
+    }
+
     /// Lets queued calls end for up to `drain_seconds`, then leaves the group.
     void close(double drain_seconds) noexcept;
 

@@ -69,9 +69,21 @@ void Group::close() noexcept {
     closed_ = true;
     usable_.store(false, std::memory_order_relaxed);  // a hint for usable(), which orders nothing
     if (broken_ == nullptr) give_up(Leave::closed, rank_);
-    // The last one out gives the pages back; the offset is not used again. acq_rel: pairs with the
-    // other members' increments, so that their last writes come before the pages go.
-    if (header_->closed.fetch_add(1, std::memory_order_acq_rel) + 1 == header_->size)
+    for (int peer = 0; peer < size_; ++peer)
+        if (peer != rank_ && !arena_->alive(world_rank(peer))) settle(peer);
+    settle(rank_);
+}
+
+/// Counts a member out, once. The last one gives the pages back; the offset is not used again.
+void Group::settle(int rank) noexcept {
+    // acquire, release: pairs with gone() on members that wait for the smaller group, and a rank
+    // that has ended may be counted out by several of us.
+    if (members_[rank].settled.exchange(1, std::memory_order_acq_rel) != 0) return;
+    wake_all(members_[rank].turn);
+    // acq_rel: pairs with the other members' increments, so that their last writes come before the
+    // pages go.
+    if (header_->closed.fetch_add(1, std::memory_order_acq_rel) + 1 ==
+        static_cast<std::uint32_t>(size_))
         arena_->release(offset_, bytes_);
 }
 
@@ -198,7 +210,9 @@ void Group::check_departed() {
         const auto why = static_cast<Leave>(word & 0xff);
         // Memory is asked for between barriers: whoever got none had passed this one, and our call
         // may well have ended for it. The next barrier, to which it does not come, tells us.
-        if (why == Leave::no || why == Leave::closed || why == Leave::memory) continue;
+        if (why == Leave::no || why == Leave::closed || why == Leave::memory ||
+            why == Leave::shrinking)
+            continue;
         if (members_[peer].turn.value.load(std::memory_order_relaxed) == turn_)
             raise_departed(peer, word);
     }
@@ -233,6 +247,9 @@ void Group::raise_departed(int peer, std::uint32_t word) {
                           {peer});
         case Leave::lost:
             throw Failure(Fault::lost, lost(blamed, culprit), {blamed});
+        case Leave::shrinking:
+            throw Failure(Fault::lost, format("%s left the group to shrink it", culprit.c_str()),
+                          {peer});
         case Leave::memory:
             throw Failure(
                 Fault::memory,

@@ -25,16 +25,31 @@ namespace unisono {
 
 /// One rank's lines in a group: 128 bytes, written by that rank alone (except `turn.sleepers`).
 struct alignas(128) Member {
-    Signal turn;                            ///< barriers passed or reached
-    std::atomic<std::uint32_t> gave_up{0};  ///< why this rank left the group for good; see Leave
-    std::uint32_t padding = 0;
+    Signal turn;                              ///< barriers passed or reached
+    std::atomic<std::uint32_t> gave_up{0};    ///< why this rank left the group for good; see Leave
+    std::atomic<std::uint32_t> shrinking{0};  ///< see Mark
     std::atomic<std::uint64_t> fingerprint[2];  ///< by parity; in the same line as the turn
-    alignas(64) Card card[2];                   ///< by parity; read when fingerprints differ
+    std::atomic<std::uint32_t> settled{
+        0};                    ///< 1 once it has left for good; others do it for the dead
+    alignas(64) Card card[2];  ///< by parity; read when fingerprints differ
 };
 
-/// Why a rank left: the reason, and in the upper bits 1 + the rank it blames. All but `closed`
-/// happen in the middle of a call, which then cannot end well for anybody who comes later.
-enum class Leave : std::uint32_t { no, closed, stopped, timeout, interrupted, lost, memory };
+/// Whether a rank waits for the smaller group, or did so until its deadline or Ctrl-C.
+enum class Mark : std::uint32_t { no, waits, gave_up };
+
+/// Why a rank left: the reason, and in the upper bits 1 + the rank it blames. All but `closed` and
+/// `shrinking` happen in the middle of a call, which then cannot end well for anybody who comes
+/// later.
+enum class Leave : std::uint32_t {
+    no,
+    closed,
+    stopped,
+    timeout,
+    interrupted,
+    lost,
+    memory,
+    shrinking
+};
 
 /// Who the members of a group are; outlives the group in messages that are under way.
 struct Directory {
@@ -52,8 +67,10 @@ struct Directory {
 struct alignas(128) GroupHeader {
     std::uint32_t size;
     std::uint32_t number;
-    std::uint64_t committed;  ///< bytes of every slot that had pages from the beginning
-    std::atomic<std::uint32_t> closed;
+    std::uint64_t committed;            ///< bytes of every slot that had pages from the beginning
+    std::atomic<std::uint32_t> closed;  ///< members that have settled
+    std::atomic<std::uint64_t> shrunk;  ///< where the group of the survivors is; 0: nowhere yet
+    Signal published;                   ///< 1 once `shrunk` is set
 };
 
 /// Where the parts of a group stand, from the number of its ranks alone.
@@ -69,6 +86,9 @@ public:
     /// Prepares the memory of a new group and returns its offset. `whole`: commit all slots at
     /// once.
     static std::size_t prepare(Arena& arena, const std::vector<int>& world_ranks, bool whole);
+
+    /// The ranks of the world that are in the group at `offset`.
+    static std::vector<int> members_at(const Arena& arena, std::size_t offset);
 
     /// Joins the group of `size` ranks at `offset` as member `rank`.
     Group(std::shared_ptr<Arena> arena, std::size_t offset, int rank, int size);
@@ -97,6 +117,10 @@ public:
 
     /// Leaves the group; closing twice is allowed.
     void close() noexcept;
+
+    /// Agrees with all members that are alive, but for those of `exclude`, on a new group; returns
+    /// its offset. This group is then of no more use. May be called again after it has failed.
+    std::size_t shrink(const std::vector<int>& exclude, const Limits& limits);
 
     /// Makes a wait of another thread in this group end soon.
     void stop() noexcept { stopping_.store(true, std::memory_order_relaxed); }
@@ -152,6 +176,14 @@ private:
     void compare_all();
     [[noreturn]] void raise_mismatch();
     void give_up(Leave why, int blamed) noexcept;
+    void settle(int rank) noexcept;
+    bool gone(int rank) const noexcept;
+    Mark mark(int rank) const noexcept;
+    void set_mark(Mark mark) noexcept;
+    void await_mark(int peer, Clock::time_point deadline, const Limits& limits);
+    std::vector<int> survivors(const std::vector<bool>& excluded) const;
+    std::size_t lead(const std::vector<int>& ranks);
+    [[noreturn]] void expire_shrink(const std::vector<int>& missing, double seconds) const;
     std::string last_call(int rank) const;
     std::string deed(int rank) const;
     std::string place(int rank, bool waited) const;

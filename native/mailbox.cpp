@@ -387,6 +387,40 @@ void Mailbox::supervise() {
     }
 }
 
+void Mailbox::end_group(std::uint32_t context) {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::shared_ptr<Letter>> letters(receives_.begin(), receives_.end());
+    for (const auto& queue : outgoing_) letters.insert(letters.end(), queue.begin(), queue.end());
+    for (const Inbound& inbound : inbound_)
+        if (inbound.letter != nullptr) letters.push_back(inbound.letter);
+    for (const auto& letter : letters) {
+        if (letter->context != context || letter->completion.done()) continue;
+        cancel(letter);
+        finish(letter, std::make_unique<Failure>(Fault::closed,
+                                                 "the group was shrunk before the "
+                                                 "message had moved"));
+    }
+    for (Inbound& inbound : inbound_)
+        if (inbound.stored != nullptr && inbound.stored->context == context)
+            inbound.stored = nullptr;  // the rest of it is thrown away as it comes
+    stored_.remove_if([&](const auto& stored) { return stored->context == context; });
+}
+
+void Mailbox::forget(int world_rank) {
+    const std::lock_guard lock(mutex_);
+    const auto rank = static_cast<std::size_t>(world_rank);
+    if (outgoing_[rank].empty() && committed_[rank]) {
+        committed_[rank] = false;
+        arena_->release_ring(me_, world_rank);
+    }
+    // What it has sent and nobody has received stays: it may belong to another group.
+    const Channel& channel = arena_->channel(world_rank, me_);
+    // acquire: pairs with the release in push(): nothing more comes, for the sender has ended.
+    const std::uint64_t written = channel.written.load(std::memory_order_acquire);
+    if (written != 0 && written == channel.read.load(std::memory_order_relaxed))
+        arena_->release_ring(world_rank, me_);
+}
+
 void Mailbox::serve_in_background() {
     const std::lock_guard lock(mutex_);
     if (closed_) return;

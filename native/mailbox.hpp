@@ -65,6 +65,12 @@ public:
     /// Sees to it that letters move although nobody waits.
     void serve_in_background();
 
+    /// Ends all letters of a group, which is of no more use.
+    void end_group(std::uint32_t context);
+
+    /// Gives back what a rank that has ended leaves in our rings.
+    void forget(int world_rank);
+
     /// Lets sends end for up to `drain_seconds`, gives up the rest, and leaves the job.
     void close(double drain_seconds) noexcept;
 

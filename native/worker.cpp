@@ -131,18 +131,15 @@ void Worker::serve() {
     serving_ = false;
 }
 
-void Worker::close(double drain_seconds) noexcept {
+void Worker::retire() noexcept {
     std::unique_lock lock(mutex_);
     if (!closed_) {
-        changed_.wait_until(lock, deadline_after(drain_seconds),
-                            [&] { return !busy_ && queue_.empty(); });
         closed_ = true;
         group_->stop();
         for (Task& task : queue_) {
             log_.end(task.record, failed(Fault::closed));
-            task.completion->finish(std::make_unique<Failure>(Fault::closed,
-                                                              "the group was closed "
-                                                              "before this call had begun"));
+            task.completion->finish(std::make_unique<Failure>(
+                Fault::closed, "the group was closed before this call had begun"));
         }
         queue_.clear();
         changed_.notify_all();
@@ -150,6 +147,16 @@ void Worker::close(double drain_seconds) noexcept {
     changed_.wait(lock, [&] { return !busy_; });
     lock.unlock();
     if (thread_.joinable() && thread_.get_id() != std::this_thread::get_id()) thread_.join();
+}
+
+void Worker::close(double drain_seconds) noexcept {
+    {
+        std::unique_lock lock(mutex_);
+        if (!closed_)
+            changed_.wait_until(lock, deadline_after(drain_seconds),
+                                [&] { return !busy_ && queue_.empty(); });
+    }
+    retire();
     group_->close();
 }
 

@@ -45,6 +45,9 @@ public:
     /// Queues a call.
     std::shared_ptr<Completion> start(Request request, double seconds);
 
+    /// Ends all calls, now and for good, but does not leave the group yet.
+    void retire() noexcept;
+
     /// Lets queued calls end for up to `drain_seconds`, then gives them up, and leaves the group.
     void close(double drain_seconds) noexcept;
 

@@ -22,7 +22,7 @@ from unisono.core.dtypes import DType
 from unisono.core.engine import ReduceOp, Work
 from unisono.core.trace import Recorder, Tracer
 from unisono.engines.arithmetic import Array, combine
-from unisono.errors import CommTimeout, MismatchError, PeerLost, UnisonoError
+from unisono.errors import CommTimeout, MismatchError, NotReady, PeerLost, UnisonoError
 
 __all__ = ["CLOSED", "Call", "Hub", "Ticket", "disagree"]
 
@@ -134,6 +134,11 @@ class Hub:
         self.letters: list[tuple[int, int, int, Array, DType]] = []
         self.waiting: list[tuple[Ticket, int | None, int]] = []
         self.children: dict[str, Hub] = {}
+        self.ended: set[int] = set()  # those of `gone` that will not come back to shrink the group
+        self.shrinking: set[int] = set()
+        self.waited: set[int] = set()  # for that, in vain
+        self.shrunk: Hub | None = None
+        self.changed = threading.Condition(self.lock)  # of the three above
         if parent is None:
             self.job = f"threads {os.getpid()}.{next(_worlds)}"
             self.world_ranks = self.ranks
@@ -161,17 +166,22 @@ class Hub:
                 self._fail_lonely()
         return ticket
 
-    def leave(self, rank: int, reason: str) -> None:
-        """A rank is gone: calls that it has not joined can never end well."""
+    def leave(self, rank: int, reason: str, *, for_good: bool = True) -> None:
+        """A rank is gone: calls that it has not joined can never end well.
+
+        Unless that is `for_good` it still lives, and is gone from this group alone.
+        """
         with self.lock:
             self.gone.setdefault(rank, reason)
-            if self.parent is None:
-                left = reason == CLOSED
-                self.recorder.states[rank] = "left" if left else "ended"
             self._fail_lonely()
-            for child in list(self.children.values()):
-                if rank in child.ranks:
-                    child.leave(child.ranks.index(rank), reason)
+            if for_good:
+                self.ended.add(rank)
+                self.changed.notify_all()
+                if self.parent is None:
+                    self.recorder.states[rank] = "left" if reason == CLOSED else "ended"
+                for child in list(self.children.values()):
+                    if rank in child.ranks:
+                        child.leave(child.ranks.index(rank), reason)
             forgotten = len(self.gone) == self.size
         if forgotten and self.parent is not None:
             self.parent.children.pop(self.key, None)
@@ -182,6 +192,63 @@ class Hub:
             if key not in self.children:
                 self.children[key] = Hub(ranks, self.timeout, self, key)
             return self.children[key]
+
+    def shrink(self, rank: int, exclude: Sequence[int], timeout: float) -> Hub:
+        """The hub of the members that are alive, once each of them asks for it."""
+        with self.lock:
+            self.shrinking.add(rank)
+            self.leave(rank, "left the group to shrink it", for_good=False)
+            self._end_calls(rank)
+            self.changed.notify_all()
+            wanted = set(range(self.size)) - set(exclude)
+            self.changed.wait_for(
+                lambda: self.shrunk or wanted <= self.shrinking | self.ended, timeout
+            )
+            if self.shrunk is None:
+                absent = wanted - self.shrinking - self.ended
+                if absent:
+                    self.shrinking.discard(rank)
+                    self.waited.add(rank)
+                    # Who gave up at the same deadline as we do is not to blame.
+                    missing = sorted(absent - self.waited) or sorted(absent)
+                    names = ", ".join(f"rank {other}" for other in missing)
+                    deeds = "; ".join(f"rank {other}: {self._deed(other)}" for other in missing)
+                    late = f"shrinking the group reached its timeout of {timeout:g} s"
+                    raise CommTimeout(f"{late} waiting for {names}; last calls: {deeds}", missing)
+                self._shrink_to(sorted((wanted & self.shrinking) - self.ended))
+            assert self.shrunk is not None
+            if self.world_ranks[rank] not in self.shrunk.world_ranks:
+                raise NotReady("the others have shrunk the group without this rank")
+            return self.shrunk
+
+    def _shrink_to(self, survivors: Sequence[int]) -> None:
+        """Make their hub. It hangs on the world's, for this one will be closed."""
+        root = self
+        while root.parent is not None:
+            root = root.parent
+        key = f"shrunk {self.number}"
+        made = Hub([self.world_ranks[rank] for rank in survivors], self.timeout, root, key)
+        # Without the root's lock: who holds that may wait for ours. So look at the dead afterwards.
+        root.children[key] = made
+        for place, world_rank in enumerate(made.ranks):
+            if world_rank in root.ended:
+                made.leave(place, root.gone[world_rank])
+        self.shrunk = made
+
+    def _end_calls(self, rank: int) -> None:
+        """End what a rank has under way here: it will not wait for it any more."""
+        closed = NotReady("the group was shrunk before this call had ended")
+        for turn, board in list(self.boards.items()):
+            if rank in board:
+                del self.boards[turn]
+                board.pop(rank).end(closed)
+                for ticket in board.values():
+                    text = f"rank {rank} {self.gone[rank]}; {ticket.call} cannot end"
+                    ticket.end(PeerLost(text, [rank]))
+        for ticket, _, _ in self.waiting:
+            if ticket.rank == rank:
+                ticket.end(closed)
+        self.waiting = [entry for entry in self.waiting if not entry[0].ended.is_set()]
 
     def _fail_lonely(self) -> None:
         for board in self.boards.values():
@@ -226,7 +293,7 @@ class Hub:
                 text = f"{late} of {ticket.patience:g} s waiting for {names}"
                 other.end(CommTimeout(f"{text}; last calls: {deeds}; arrived: {here}", missing))
             for rank, other in board.items():
-                self.leave(rank, f"gave up {other.call} at its deadline")
+                self.leave(rank, f"gave up {other.call} at its deadline", for_good=False)
 
     def _deed(self, rank: int) -> str:
         """What a rank does or did last, in this group or else in another."""

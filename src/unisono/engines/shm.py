@@ -84,13 +84,16 @@ class ShmEngine(Engine):
 
     def __init__(
         self,
-        job: _native.Job | None,
+        job: _native.Job,
         communicator: _native.Communicator,
         rank: int,
         size: int,
         tracer: Tracer,
+        *,
+        ends_job: bool = False,
     ) -> None:
-        self._job = job  # only the world's engine ends the job
+        self._job = job
+        self._ends_job = ends_job  # only the world's engine does
         self._tracer = tracer
         self._native = communicator
         self._collective = communicator.collective
@@ -115,7 +118,7 @@ class ShmEngine(Engine):
         job = _meet(launch, timeout)
         communicator = _native.Communicator(job, job.world_offset(), launch.rank, launch.size)
         tracer = Tracer(launch.job, launch.rank, _Records(job))
-        engine = cls(job, communicator, launch.rank, launch.size, tracer)
+        engine = cls(job, communicator, launch.rank, launch.size, tracer, ends_job=True)
         engine.timeout = timeout
         return engine
 
@@ -207,26 +210,38 @@ class ShmEngine(Engine):
         digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
         number = int.from_bytes(digest, "little") >> 1
         communicator = self._native.split(list(ranks), number, self.timeout)
-        engine = self._sibling(communicator, list(ranks).index(self.rank), len(ranks))
-        engine.timeout = self.timeout
-        return engine
+        return self._sibling(communicator)
+
+    def shrink(self, exclude: Sequence[int] = ()) -> tuple[ShmEngine, tuple[int, ...]]:
+        before = self._native.world_ranks
+        try:
+            communicator = self._native.shrink(list(exclude), self.timeout)
+        except UnisonoError as error:
+            self._tracer.explain(error)
+            raise
+        self._running.clear()
+        members = tuple(before.index(rank) for rank in communicator.world_ranks)
+        return self._sibling(communicator), members
 
     def close(self) -> None:
         self._native.close(_DRAIN)
-        if self._job is not None:
+        if self._ends_job:
             self._job.close(_DRAIN)
         self._running.clear()
 
     def exit(self) -> None:
-        if self._job is not None:
-            self._job.exit()
+        self._job.exit()
 
     def records(self) -> list[Rank]:
         return self._tracer.source.look()
 
-    def _sibling(self, communicator: _native.Communicator, rank: int, size: int) -> ShmEngine:
-        """The engine of another group of this job."""
-        return ShmEngine(None, communicator, rank, size, self._tracer)
+    def _sibling(self, communicator: _native.Communicator) -> ShmEngine:
+        """The engine of another group of this job, that we are in."""
+        ranks = communicator.world_ranks
+        place = ranks.index(self._tracer.rank)
+        engine = ShmEngine(self._job, communicator, place, len(ranks), self._tracer)
+        engine.timeout = self.timeout
+        return engine
 
     def _start(
         self,
