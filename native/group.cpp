@@ -5,33 +5,25 @@
 #include <new>
 
 #include "collectives.hpp"
+#include "process.hpp"
 
 namespace unisono {
 
-namespace {
-
-/// Where the parts of a group stand, from the number of its ranks alone.
-struct Plan {
-    explicit Plan(int size) {
-        const auto n = static_cast<std::size_t>(size);
-        world_ranks = sizeof(GroupHeader);
-        members = round_up(world_ranks + n * sizeof(std::int32_t), 128);
-        rows = members + n * sizeof(Member);
-        slots = round_up(rows + 4 * n * n * sizeof(std::uint64_t), page);
-        // 1 MiB a slot up to 32 ranks, then smaller, so that a group stays at 64 MiB or less.
-        slot = std::size_t{1} << 20;
-        while (slot > (std::size_t{64} << 10) && 2 * n * slot > (std::size_t{64} << 20)) slot /= 2;
-        bytes = slots + 2 * n * slot;
-    }
-
-    std::size_t world_ranks, members, rows, slots, slot, bytes;
-};
-
-}  // namespace
+GroupPlan::GroupPlan(int size) {
+    const auto n = static_cast<std::size_t>(size);
+    world_ranks = sizeof(GroupHeader);
+    members = round_up(world_ranks + n * sizeof(std::int32_t), 128);
+    rows = members + n * sizeof(Member);
+    slots = round_up(rows + 4 * n * n * sizeof(std::uint64_t), page);
+    // 1 MiB a slot up to 32 ranks, then smaller, so that a group stays at 64 MiB or less.
+    slot = std::size_t{1} << 20;
+    while (slot > (std::size_t{64} << 10) && 2 * n * slot > (std::size_t{64} << 20)) slot /= 2;
+    bytes = slots + 2 * n * slot;
+}
 
 std::size_t Group::prepare(Arena& arena, const std::vector<int>& world_ranks, bool whole) {
     const int size = static_cast<int>(world_ranks.size());
-    const Plan plan(size);
+    const GroupPlan plan(size);
     const std::size_t offset = arena.allocate(plan.bytes);
     arena.commit(offset, whole ? plan.bytes : plan.slots);
     const auto mapping = arena.map(offset, plan.bytes);
@@ -49,7 +41,7 @@ std::size_t Group::prepare(Arena& arena, const std::vector<int>& world_ranks, bo
 
 Group::Group(std::shared_ptr<Arena> arena, std::size_t offset, int rank, int size)
     : arena_(std::move(arena)), offset_(offset), rank_(rank), size_(size) {
-    const Plan plan(size);
+    const GroupPlan plan(size);
     bytes_ = plan.bytes;
     slot_bytes_ = plan.slot;
     slots_offset_ = offset + plan.slots;
@@ -59,6 +51,7 @@ Group::Group(std::shared_ptr<Arena> arena, std::size_t offset, int rank, int siz
     rows_ = reinterpret_cast<std::uint64_t*>(mapping_->data() + plan.rows);
     slots_ = mapping_->data() + plan.slots;
     committed_ = header_->committed;
+    number_ = header_->number;
     const auto* ranks = reinterpret_cast<const std::int32_t*>(mapping_->data() + plan.world_ranks);
     directory_ = std::make_shared<Directory>(
         Directory{std::vector<int>(ranks, ranks + size), mapping_, members_});
@@ -74,10 +67,23 @@ Group::~Group() {
 void Group::close() noexcept {
     if (closed_) return;
     closed_ = true;
+    usable_.store(false, std::memory_order_relaxed);  // a hint for usable(), which orders nothing
     if (broken_ == nullptr) give_up(Leave::closed, rank_);
-    // The last one out gives the pages back; the offset is not used again. acq_rel: pairs with the
-    // other members' increments, so that their last writes come before the pages go.
-    if (header_->closed.fetch_add(1, std::memory_order_acq_rel) + 1 == header_->size)
+    for (int peer = 0; peer < size_; ++peer)
+        if (peer != rank_ && !arena_->alive(world_rank(peer))) settle(peer);
+    settle(rank_);
+}
+
+/// Counts a member out, once. The last one gives the pages back; the offset is not used again.
+void Group::settle(int rank) noexcept {
+    // acquire, release: pairs with gone() on members that wait for the smaller group, and a rank
+    // that has ended may be counted out by several of us.
+    if (members_[rank].settled.exchange(1, std::memory_order_acq_rel) != 0) return;
+    wake_all(members_[rank].turn);
+    // acq_rel: pairs with the other members' increments, so that their last writes come before the
+    // pages go.
+    if (header_->closed.fetch_add(1, std::memory_order_acq_rel) + 1 ==
+        static_cast<std::uint32_t>(size_))
         arena_->release(offset_, bytes_);
 }
 
@@ -94,6 +100,7 @@ void Group::run(const Request& request, const Limits& limits) {
     } catch (const Failure& failure) {
         if (failure.fault != Fault::mismatch) {  // after a mismatch all ranks are still in step
             broken_ = std::make_unique<Failure>(failure);
+            usable_.store(false, std::memory_order_relaxed);  // as in close()
             const int blamed = failure.ranks.empty() ? rank_ : failure.ranks.front();
             switch (failure.fault) {
                 case Fault::timeout:
@@ -187,6 +194,9 @@ void Group::check_peers() {
             members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
         const bool dead = word == 0 && !arena_->alive(world_rank(peer));
         if ((word == 0 && !dead) || reached(peer)) continue;  // it may have answered and then ended
+        if (static_cast<Leave>(word & 0xff) == Leave::closed &&
+            arena_->about_to_end(world_rank(peer)))
+            continue;  // in a moment we can say how it ended
         raise_departed(peer, word);
     }
 }
@@ -200,7 +210,9 @@ void Group::check_departed() {
         const auto why = static_cast<Leave>(word & 0xff);
         // Memory is asked for between barriers: whoever got none had passed this one, and our call
         // may well have ended for it. The next barrier, to which it does not come, tells us.
-        if (why == Leave::no || why == Leave::closed || why == Leave::memory) continue;
+        if (why == Leave::no || why == Leave::closed || why == Leave::memory ||
+            why == Leave::shrinking)
+            continue;
         if (members_[peer].turn.value.load(std::memory_order_relaxed) == turn_)
             raise_departed(peer, word);
     }
@@ -211,26 +223,33 @@ void Group::raise_departed(int peer, std::uint32_t word) {
     const std::string culprit = who(peer);
     switch (static_cast<Leave>(word & 0xff)) {
         case Leave::no:
-            throw Failure(Fault::lost,
-                          format("%s has ended; its last call was %s", culprit.c_str(),
-                                 last_call(peer).c_str()),
-                          {peer});
+            throw Failure(Fault::lost, lost(peer, ""), {peer});
         case Leave::closed:
         case Leave::stopped:
-            throw Failure(Fault::lost, format("%s closed the group", culprit.c_str()), {peer});
-        case Leave::timeout:
+            // relaxed: pairs with Arena::exit(), which came before the closing that we have seen.
+            if (arena_->resident(world_rank(peer)).exiting.load(std::memory_order_relaxed) != 0)
+                throw Failure(Fault::lost, lost(peer, ""), {peer});
             throw Failure(Fault::lost,
-                          format("%s gave up at its deadline, waiting for %s", culprit.c_str(),
-                                 blamed == rank_ ? "this rank" : who(blamed).c_str()),
+                          format("%s closed the group; its last call was %s", culprit.c_str(),
+                                 deed(peer).c_str()),
                           {peer});
-        case Leave::interrupted:
-            throw Failure(Fault::lost, format("%s was interrupted in its call", culprit.c_str()),
-                          {peer});
-        case Leave::lost:
+        case Leave::timeout:
             throw Failure(
                 Fault::lost,
-                format("%s is lost, as %s has seen", who(blamed).c_str(), culprit.c_str()),
-                {blamed});
+                format("%s gave up at its deadline, waiting for %s; its last call was %s",
+                       culprit.c_str(), blamed == rank_ ? "this rank" : who(blamed).c_str(),
+                       deed(peer).c_str()),
+                {peer});
+        case Leave::interrupted:
+            throw Failure(Fault::lost,
+                          format("%s was interrupted in its call; that was %s", culprit.c_str(),
+                                 deed(peer).c_str()),
+                          {peer});
+        case Leave::lost:
+            throw Failure(Fault::lost, lost(blamed, culprit), {blamed});
+        case Leave::shrinking:
+            throw Failure(Fault::lost, format("%s left the group to shrink it", culprit.c_str()),
+                          {peer});
         case Leave::memory:
             throw Failure(
                 Fault::memory,
@@ -243,19 +262,32 @@ void Group::raise_departed(int peer, std::uint32_t word) {
 }
 
 void Group::expire() {
-    std::vector<int> missing;
-    std::string text;
+    constexpr std::size_t most = 8;  // whose story is told; the others are only named
+    std::vector<int> missing, present;
+    std::string late, here;
     for (int peer = 0; peer < size_; ++peer) {
-        if (peer == rank_ || reached(peer)) continue;
-        missing.push_back(peer);
-        text += format("%s%s is alive but has not come, its last call was %s",
-                       text.empty() ? "" : "; ", who(peer).c_str(), last_call(peer).c_str());
+        const bool came = peer == rank_ || reached(peer);
+        auto& list = came ? present : missing;
+        list.push_back(peer);
+        if (list.size() > most) continue;
+        if (came) {
+            here += format("%s%s%s", here.empty() ? "" : ", ", who(peer).c_str(),
+                           place(peer, true).c_str());
+            continue;
+        }
+        const bool stopped =
+            look_at(arena_->resident(world_rank(peer)).pid.load(std::memory_order_relaxed))
+                .stopped();
+        late += format("; %s is alive but %s, its last call was %s", who(peer).c_str(),
+                       stopped ? "stopped" : "has not come", deed(peer).c_str());
     }
-    throw Failure(
-        Fault::timeout,
-        format("%s reached its timeout of %g s waiting for %s: %s", last_call(rank_).c_str(),
-               limits_->seconds, name_ranks(missing).c_str(), text.c_str()),
-        missing);
+    if (missing.size() > most) late += format("; and %zu more", missing.size() - most);
+    if (present.size() > most) here += format(" and %zu more", present.size() - most);
+    throw Failure(Fault::timeout,
+                  format("%s%s reached its timeout of %g s waiting for %s%s; arrived: %s",
+                         last_call(rank_).c_str(), place(rank_, false).c_str(), limits_->seconds,
+                         name_ranks(missing).c_str(), late.c_str(), here.c_str()),
+                  missing);
 }
 
 void Group::agree(const Request& request) {
@@ -306,7 +338,12 @@ void Group::compare_all() {
 }
 
 void Group::raise_mismatch() {
-    std::vector<std::pair<std::string, std::vector<int>>> sides;
+    struct Side {
+        std::string call;
+        std::vector<int> ranks;
+        std::vector<std::string> places;
+    };
+    std::vector<Side> sides;
     for (int rank = 0; rank < size_; ++rank) {
         const Call call(members_[rank].card[step_ & 1]);
         std::string text = call.text();
@@ -321,16 +358,22 @@ void Group::raise_mismatch() {
                 text += "]";
             }
         }
-        const auto same = std::find_if(sides.begin(), sides.end(),
-                                       [&](const auto& side) { return side.first == text; });
-        if (same == sides.end())
-            sides.emplace_back(text, std::vector<int>{rank});
-        else
-            same->second.push_back(rank);
+        auto side = std::find_if(sides.begin(), sides.end(),
+                                 [&](const Side& other) { return other.call == text; });
+        if (side == sides.end()) side = sides.insert(side, {text, {}, {}});
+        side->ranks.push_back(rank);
+        const std::string at = place(rank, false);
+        if (!at.empty() &&
+            std::find(side->places.begin(), side->places.end(), at) == side->places.end())
+            side->places.push_back(at);
     }
     std::string text = format("ranks disagree in call %u of the group", calls_);
-    for (const auto& [call, ranks] : sides)
-        text += format("; %s: %s", name_ranks(ranks).c_str(), call.c_str());
+    for (const Side& side : sides) {
+        text +=
+            format("; %s: %s, call %u", name_ranks(side.ranks).c_str(), side.call.c_str(), calls_);
+        for (std::size_t i = 0; i < side.places.size(); ++i)
+            text += (i == 0 ? "" : " and") + side.places[i];
+    }
     throw Failure(Fault::mismatch, text);
 }
 
@@ -352,6 +395,30 @@ std::string Group::last_call(int rank) const {
     const Call& last = even.number > odd.number ? even : odd;
     if (last.verb == Verb::nothing) return last.text();
     return format("%s (call %u)", last.text().c_str(), last.number);
+}
+
+/// What a rank does now or did last, in words.
+std::string Group::deed(int rank) const {
+    const std::string text = arena_->deed(world_rank(rank), number_);
+    return text.empty() ? last_call(rank) : text;
+}
+
+/// Where a rank stands in the call that we are in: " at train.py:88"; with `waited`, since when.
+std::string Group::place(int rank, bool waited) const {
+    const Log& log = arena_->log(world_rank(rank));
+    const auto entry = log.find(number_, calls_);
+    if (!entry) return {};
+    const std::string text = log.at(*entry);
+    if (!waited) return text;
+    return format("%s for %.1f s", text.c_str(), static_cast<double>(now() - entry->began) * 1e-9);
+}
+
+/// How a rank was lost and what it did last; `witness` has told us, if it is not empty.
+std::string Group::lost(int rank, const std::string& witness) const {
+    const std::string how = arena_->fate(world_rank(rank));
+    return format("%s %s%s; its last call was %s", who(rank).c_str(), how.c_str(),
+                  witness.empty() ? "" : (", as " + witness + " has seen").c_str(),
+                  deed(rank).c_str());
 }
 
 std::string Group::who(int rank) const {

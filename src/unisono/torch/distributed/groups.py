@@ -9,7 +9,7 @@ from typing import Any
 
 from unisono.core import groups
 from unisono.core.groups import Group
-from unisono.errors import ArgumentError, LaunchError, NotReady
+from unisono.errors import ArgumentError, ArgumentTypeError, LaunchError, NotReady
 from unisono.torch.distributed import arguments
 from unisono.torch.distributed.startup import check_backend
 
@@ -26,6 +26,7 @@ __all__ = [
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",
+    "shrink_group",
     "split_group",
 ]
 
@@ -159,6 +160,28 @@ def new_subgroups_by_enumeration(
         raise ArgumentError(f"a rank is in two of the groups {list(ranks_per_subgroup_list)}")
     made = [new_group(ranks, timeout, backend) for ranks in ranks_per_subgroup_list]
     return next((one for one in made if isinstance(one, Group)), None), made
+
+
+def shrink_group(
+    ranks_to_exclude: list[int],
+    group: Group | None = None,
+    shrink_flags: int = 0,
+    pg_options: Any = None,
+) -> Group:
+    """Make a group of the ranks that are alive and not excluded; they all call it.
+
+    Ranks that have ended need not be named: the list may be empty. Calls of the group that are
+    under way always end, whatever `shrink_flags` says. If the group is the world, the new one takes
+    its place with ranks counted anew, and all other groups are closed.
+    """
+    if not isinstance(ranks_to_exclude, list | tuple):
+        raise ArgumentTypeError(f"ranks_to_exclude must be a list, not {ranks_to_exclude!r}")
+    if len(set(ranks_to_exclude)) != len(ranks_to_exclude):
+        raise ArgumentError(f"ranks_to_exclude {list(ranks_to_exclude)} names a rank twice")
+    if shrink_flags not in (0, 1):
+        raise ArgumentError(f"shrink_flags is {shrink_flags!r}; give 0 (default) or 1 (abort)")
+    members = arguments.group_of(group)
+    return members.shrink(ranks_to_exclude, world=members is groups.world())
 
 
 def split_group(
