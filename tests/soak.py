@@ -126,11 +126,13 @@ class Job:
         for number, rank in enumerate(self.ranks):
             if rank.status != 0 and not (rank.killed and rank.status == -signal.SIGKILL):
                 return f"rank {number} ended with {rank.status}: {told[number].get('wrong')}"
+        if not self.faults["kills"] and any(told[number]["unstarted"] for number in left):
+            return f"ranks {left} did not meet"
         finals = {tuple(told[number]["members"]) for number in left}
         if len(finals) > 1:
             return f"survivors {left} disagree on who they are: {sorted(finals)}"
         for number in left:
-            for word in ("calls", "messages", "groups", "lost"):
+            for word in ("calls", "messages", "groups", "lost", "unstarted"):
                 self.faults[word] += told[number][word]
         return ""
 

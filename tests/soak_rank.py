@@ -20,7 +20,7 @@ from plays import Play, Running
 from unisono.core import buffers, dispatch, dtypes, groups
 from unisono.core.dtypes import ReduceOp
 from unisono.core.groups import Group
-from unisono.errors import PeerLost
+from unisono.errors import LaunchError, PeerLost
 
 __all__ = ["Soaked", "soak"]
 
@@ -41,6 +41,7 @@ class Soaked:
     messages: int = 0
     groups: int = 0
     lost: int = 0  # times that ranks were lost, and the group shrank
+    unstarted: int = 0  # a rank was lost before all had met
     members: list[int] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -50,7 +51,11 @@ class Soaked:
 def soak(seed: int, calls: int) -> Soaked:
     """Make so many calls after the last loss; raises if anything is wrong."""
     soaked = Soaked()
-    group = groups.init("shm", timeout=DEADLINE)
+    try:
+        group = groups.init("shm", timeout=DEADLINE)
+    except LaunchError:
+        soaked.unstarted += 1
+        return soaked
     while group.size >= FEWEST:
         try:
             _Round(group, seed, soaked).run(calls)
