@@ -34,7 +34,12 @@ std::size_t Group::shrink(const std::vector<int>& exclude, const Limits& limits)
     if (closed_) throw Failure(Fault::closed, "the group is closed and cannot be shrunk");
     const auto deadline = deadline_after(limits.seconds);
     std::vector<bool> excluded(static_cast<std::size_t>(size_));
-    for (const int rank : exclude) excluded[static_cast<std::size_t>(rank)] = true;
+    for (const int rank : exclude) {
+        if (rank < 0 || rank >= size_ || rank == rank_)
+            throw Failure(Fault::closed, format("rank %d cannot be excluded by rank %d of %d", rank,
+                                                rank_, size_));
+        excluded[static_cast<std::size_t>(rank)] = true;
+    }
     set_mark(Mark::waits);
     if (broken_ == nullptr) {
         broken_ = std::make_unique<Failure>(Fault::closed, "the group was shrunk");
@@ -50,7 +55,7 @@ std::size_t Group::shrink(const std::vector<int>& exclude, const Limits& limits)
             // acquire: pairs with lead(): the new group is prepared.
             if (const auto offset = header_->shrunk.load(std::memory_order_acquire)) return offset;
             const std::vector<int> ranks = survivors(excluded);
-            if (ranks.empty() || ranks.front() == rank_) return lead(ranks);
+            if (ranks.front() == rank_) return lead(ranks);
             bool turn = false;
             wait_until(
                 header_->published, arena_->patience(),
@@ -118,8 +123,6 @@ std::vector<int> Group::survivors(const std::vector<bool>& excluded) const {
 
 /// Prepares the new group and publishes it, unless another one has come before.
 std::size_t Group::lead(const std::vector<int>& ranks) {
-    if (ranks.empty())
-        throw Failure(Fault::closed, "this rank is excluded from the group that it shrinks");
     std::vector<int> world_ranks;
     for (const int rank : ranks) world_ranks.push_back(world_rank(rank));
     const std::size_t offset = prepare(*arena_, world_ranks, false);
