@@ -114,9 +114,11 @@ void Group::run(const Request& request, const Limits& limits) {
                     break;
                 case Fault::interrupted:
                     broken_->fault = Fault::closed;
+                    shut_out();
                     give_up(Leave::interrupted, rank_);
                     break;
                 default:
+                    shut_out();
                     give_up(Leave::stopped, rank_);
                     break;
             }
@@ -128,7 +130,7 @@ void Group::run(const Request& request, const Limits& limits) {
 void Group::give_up(Leave why, int blamed) noexcept {
     Member& self = members_[rank_];
     const auto word = static_cast<std::uint32_t>(why) | static_cast<std::uint32_t>(blamed + 1) << 8;
-    self.gave_up.store(word, std::memory_order_seq_cst);  // pairs with check_peers(), barrier()
+    self.gave_up.store(word, std::memory_order_seq_cst);  // pairs with check_peers()
     wake_all(self.turn);
 }
 
@@ -164,25 +166,39 @@ bool Group::reached(int peer) const noexcept {
 }
 
 void Group::barrier() {
-    ++turn_;
+    turn_ += 2;
     fence();  // streaming stores are not ordered by the store of the turn
-    post(members_[rank_].turn, turn_);
-    bool somebody_left = false;
-    for (int i = 1; i < size_; ++i) {
-        const int peer = (rank_ + i) % size_;
-        wait_for(peer);
-        // seq_cst: pairs with give_up(). We have posted our turn: either a peer that gives up sees
-        // it, or we see that it gave up. The word stands in the line that we have just read.
-        somebody_left =
-            somebody_left || members_[peer].gave_up.load(std::memory_order_seq_cst) != 0;
-    }
-    if (somebody_left) check_departed();
+    // Fails if a peer has given this barrier up, and has shut us out of it.
+    if (!post_from(members_[rank_].turn, turn_ - 2, turn_)) raise_given_up();
+    for (int i = 1; i < size_; ++i) wait_for((rank_ + i) % size_);
 }
 
 void Group::wait_for(int peer) {
     wait_until(
         members_[peer].turn, arena_->patience(), *limits_, [&] { return reached(peer); },
-        [&] { check_peers(); }, [&] { expire(); });
+        [&] { check_peers(); },
+        [&] {
+            if (shut_out()) expire(at_deadline());
+        });
+}
+
+/// Gives up the barrier in which we wait: makes the turn of one peer that has not come odd, so that
+/// it cannot come any more. From then on nobody passes: a call ends well on all ranks or on none.
+/// False if all have come in the meantime; then there is nothing to give up.
+bool Group::shut_out() noexcept {
+    for (int peer = 0; peer < size_; ++peer) {
+        if (peer == rank_) continue;
+        std::uint32_t seen = turn_ - 2;
+        // seq_cst: pairs with post_from() in barrier(): either the peer has come, or it finds that
+        // it has been shut out.
+        if (members_[peer].turn.value.compare_exchange_strong(seen, turn_ - 1,
+                                                              std::memory_order_seq_cst)) {
+            wake_all(members_[peer].turn);
+            return true;
+        }
+        if (seen == turn_ - 1) return true;  // another one has done so
+    }
+    return false;
 }
 
 void Group::check_peers() {
@@ -190,6 +206,9 @@ void Group::check_peers() {
         throw Failure(Fault::closed, "the group was closed while this call was waiting");
     for (int peer = 0; peer < size_; ++peer) {
         if (peer == rank_ || reached(peer)) continue;
+        // acquire: pairs with shut_out().
+        if (members_[peer].turn.value.load(std::memory_order_acquire) == turn_ - 1)
+            check_given_up(true);
         const std::uint32_t word =
             members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
         const bool dead = word == 0 && !arena_->alive(world_rank(peer));
@@ -201,21 +220,37 @@ void Group::check_peers() {
     }
 }
 
-/// A peer came to this barrier and then gave it up, because we or others were late: its call has
-/// failed, so ours must not end as if nothing had happened.
-void Group::check_departed() {
+/// Somebody has given this barrier up: raises who it was, as soon as that is known. Ranks that
+/// `came` and waited like a peer whose deadline is over share its error.
+void Group::check_given_up(bool came) {
     for (int peer = 0; peer < size_; ++peer) {
+        if (peer == rank_) continue;
         const std::uint32_t word =
             members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
-        const auto why = static_cast<Leave>(word & 0xff);
-        // Memory is asked for between barriers: whoever got none had passed this one, and our call
-        // may well have ended for it. The next barrier, to which it does not come, tells us.
-        if (why == Leave::no || why == Leave::closed || why == Leave::memory ||
-            why == Leave::shrinking)
-            continue;
-        if (members_[peer].turn.value.load(std::memory_order_relaxed) == turn_)
-            raise_departed(peer, word);
+        switch (static_cast<Leave>(word & 0xff)) {
+            case Leave::timeout:
+                if (came) expire(format("ended at the deadline of %s,", who(peer).c_str()));
+                raise_departed(peer, word);
+            case Leave::stopped:
+            case Leave::interrupted:
+            case Leave::lost:
+                raise_departed(peer, word);
+            case Leave::no:  // it may have died just after it had shut somebody out
+                if (!arena_->alive(world_rank(peer))) raise_departed(peer, word);
+                break;
+            default:
+                break;
+        }
     }
+}
+
+/// We have been shut out of a barrier; whoever did it is about to say why.
+void Group::raise_given_up() {
+    check_given_up(false);
+    wait_until(
+        members_[rank_].turn, arena_->patience(), *limits_, [] { return false; },
+        [&] { check_given_up(false); }, [&] { expire(at_deadline()); });
+    __builtin_unreachable();
 }
 
 void Group::raise_departed(int peer, std::uint32_t word) {
@@ -261,7 +296,11 @@ void Group::raise_departed(int peer, std::uint32_t word) {
     __builtin_unreachable();
 }
 
-void Group::expire() {
+std::string Group::at_deadline() const {
+    return format("reached its timeout of %g s", limits_->seconds);
+}
+
+void Group::expire(const std::string& how) {
     constexpr std::size_t most = 8;  // whose story is told; the others are only named
     std::vector<int> missing, present;
     std::string late, here;
@@ -284,9 +323,9 @@ void Group::expire() {
     if (missing.size() > most) late += format("; and %zu more", missing.size() - most);
     if (present.size() > most) here += format(" and %zu more", present.size() - most);
     throw Failure(Fault::timeout,
-                  format("%s%s reached its timeout of %g s waiting for %s%s; arrived: %s",
-                         last_call(rank_).c_str(), place(rank_, false).c_str(), limits_->seconds,
-                         name_ranks(missing).c_str(), late.c_str(), here.c_str()),
+                  format("%s%s %s waiting for %s%s; arrived: %s", last_call(rank_).c_str(),
+                         place(rank_, false).c_str(), how.c_str(), name_ranks(missing).c_str(),
+                         late.c_str(), here.c_str()),
                   missing);
 }
 

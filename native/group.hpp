@@ -23,9 +23,10 @@
 
 namespace unisono {
 
-/// One rank's lines in a group: 128 bytes, written by that rank alone (except `turn.sleepers`).
+/// One rank's lines in a group: 128 bytes, written by that rank alone, except for `turn.sleepers`
+/// and for what shut_out() does to `turn`.
 struct alignas(128) Member {
-    Signal turn;                              ///< barriers passed or reached
+    Signal turn;  ///< twice the barriers passed or reached; odd: shut out of the next one
     std::atomic<std::uint32_t> gave_up{0};    ///< why this rank left the group for good; see Leave
     std::atomic<std::uint32_t> shrinking{0};  ///< see Mark
     std::atomic<std::uint64_t> fingerprint[2];  ///< by parity; in the same line as the turn
@@ -170,9 +171,12 @@ private:
     bool reached(int peer) const noexcept;
     void wait_for(int peer);
     void check_peers();
-    void check_departed();
+    bool shut_out() noexcept;
+    void check_given_up(bool came);
+    [[noreturn]] void raise_given_up();
     [[noreturn]] void raise_departed(int peer, std::uint32_t word);
-    [[noreturn]] void expire();
+    std::string at_deadline() const;
+    [[noreturn]] void expire(const std::string& how);
     void compare_all();
     [[noreturn]] void raise_mismatch();
     void give_up(Leave why, int blamed) noexcept;

@@ -71,7 +71,8 @@ void Worker::run(const Request& request, const Limits& limits) {
         log_.end(record, State::done);
         lock.lock();
         busy_ = false;
-        if (serving_ || closed_) changed_.notify_all();
+        // Whoever closes the group waits for this too; nobody waits in the usual case.
+        changed_.notify_all();
         return;
     }
     lock.unlock();
@@ -145,8 +146,13 @@ void Worker::retire() noexcept {
         changed_.notify_all();
     }
     changed_.wait(lock, [&] { return !busy_; });
+    std::thread thread = std::move(thread_);  // of several that close at once one joins it
     lock.unlock();
-    if (thread_.joinable() && thread_.get_id() != std::this_thread::get_id()) thread_.join();
+    if (!thread.joinable()) return;
+    if (thread.get_id() == std::this_thread::get_id())
+        thread.detach();
+    else
+        thread.join();
 }
 
 void Worker::close(double drain_seconds) noexcept {
@@ -157,6 +163,7 @@ void Worker::close(double drain_seconds) noexcept {
                                 [&] { return !busy_ && queue_.empty(); });
     }
     retire();
+    const std::lock_guard lock(mutex_);  // several threads may close at once
     group_->close();
 }
 
