@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.columns import table, wrap
 from unisono.errors import LaunchError
-from unisono.trace_words import describe, duration, listed, plain
+from unisono.trace_words import describe, duration, listed, plain, spot
 
 if TYPE_CHECKING:
     from unisono.top_jobs import Job, Seat
@@ -169,7 +169,7 @@ def show(job: Job, seats: Sequence[Seat], columns: int) -> Iterator[str]:
         words = ("none yet", "", "", "")
         if seat.call is not None:
             group = "world" if seat.call.group == 0 else str(seat.call.group)
-            words = (describe(seat.call), group, plain(seat.call.place or ""), _time(seat))
+            words = (describe(seat.call), group, spot(seat.call.place), _time(seat))
         pid = str(seat.pid) if seat.pid else ""
         rows.append((str(seat.rank), pid, plain(seat.state), *words, listed(seat.waits_for)))
     yield from table(rows, columns, indent="")
@@ -196,7 +196,7 @@ def _verdict(seats: Sequence[Seat]) -> Iterator[str]:
             last = "it has called nothing yet"
         else:
             last = f"{describe(seat.call)} {_time(seat)}"
-            last += f" at {plain(seat.call.place)}" if seat.call.place else ""
+            last += f" at {spot(seat.call.place)}" if seat.call.place else ""
         yield f"{text}: {plain(told)}; {last}"
     if awaited and awaited <= stuck:
         yield f"ranks {listed(awaited)} wait for each other: they are in different calls"

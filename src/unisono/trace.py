@@ -19,7 +19,7 @@ from unisono.core.trace import Rank, Record
 from unisono.errors import ArgumentError
 from unisono.trace_file import Trace
 from unisono.trace_late import Meeting, Tardy
-from unisono.trace_words import current, describe, duration, listed, plain
+from unisono.trace_words import current, describe, duration, listed, plain, spot
 
 __all__ = ["Findings", "configure", "examine", "main", "show"]
 
@@ -170,7 +170,7 @@ def _rank_rows(findings: Findings) -> list[Sequence[str]]:
         words = ("none", "", "", "")
         if call is not None:
             time = _time(call, findings.trace.clock)
-            words = (describe(call), _number(call), plain(call.place or ""), time)
+            words = (describe(call), _number(call), spot(call.place), time)
         missing = listed(findings.waits_for(rank))
         rows.append((str(rank.rank), str(rank.pid), plain(rank.state), *words, missing))
     return rows
@@ -193,7 +193,7 @@ def _time(call: Record, clock: int) -> str:
 def _tardy_rows(what: str, late: Mapping[Any, Tardy]) -> list[Sequence[str]]:
     rows: list[Sequence[str]] = [(what, "calls", "late in all", "at most")]
     for name, one in list(late.items())[:_WORST]:
-        rows.append((plain(str(name)), str(one.calls), duration(one.late), duration(one.worst)))
+        rows.append((spot(str(name)), str(one.calls), duration(one.late), duration(one.worst)))
     return rows
 
 
@@ -208,7 +208,7 @@ def _worst_rows(worst: Sequence[Meeting]) -> list[Sequence[str]]:
                 f"rank {meeting.last}",
                 duration(meeting.late),
                 duration(meeting.arrived - meeting.first),
-                plain(call.place or ""),
+                spot(call.place),
             )
         )
     return rows
@@ -217,7 +217,7 @@ def _worst_rows(worst: Sequence[Meeting]) -> list[Sequence[str]]:
 def _side_rows(meeting: Meeting) -> list[Sequence[str]]:
     sides: dict[tuple[str, str], list[int]] = {}
     for rank, call in meeting.calls.items():
-        sides.setdefault((describe(call), plain(call.place or "")), []).append(rank)
+        sides.setdefault((describe(call), spot(call.place)), []).append(rank)
     rows: list[Sequence[str]] = [("ranks", "call", "at")]
     return rows + [(listed(ranks), *side) for side, ranks in sides.items()]
 

@@ -262,7 +262,7 @@ function drawCall(pen, row, call, place, bad) {
     pen.rect(left + 4, place.top, space, place.height);
     pen.clip();
     // On a pale part the ink of the page reads best, on a full one that of the paper.
-    pen.fillStyle = met - left > 24 || bad ? colours.fore : colours.back;
+    pen.fillStyle = met - left > 24 ? colours.fore : colours.back;
     pen.fillText(read(call, "verb"), left + 8, place.top + place.height / 2 + 0.5);
     pen.restore();
   }

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from unisono.core.trace import Record
 
-__all__ = ["current", "describe", "duration", "listed", "plain"]
+__all__ = ["current", "describe", "duration", "listed", "plain", "spot"]
 
 
 def plain(text: str) -> str:
@@ -16,6 +16,17 @@ def plain(text: str) -> str:
     'train?[2J.py'
     """
     return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def spot(place: str | None) -> str:
+    """Name a line of source so that it fits a table: of a long path, the file and its folder.
+
+    >>> spot("train.py:88"), spot("/home/somebody/projects/language/models/train.py:88")
+    ('train.py:88', '.../models/train.py:88')
+    """
+    text = plain(place or "")
+    parts = text.split("/")
+    return text if len(text) <= 32 or len(parts) < 3 else "/".join(["...", *parts[-2:]])
 
 
 def duration(nanoseconds: float) -> str:
