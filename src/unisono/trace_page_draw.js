@@ -106,7 +106,7 @@ function showMeeting(call) {
 
 function prepare(element, height) {
   const ratio = window.devicePixelRatio || 1;
-  width = element.parentElement.clientWidth;
+  width = canvas.parentElement.clientWidth;
   element.width = Math.round(width * ratio);
   element.height = Math.round(height * ratio);
   element.style.height = height + "px";
@@ -129,8 +129,13 @@ function colourOf(call) {
   return verbs.includes(verb) ? colours[verb] : colours.other;
 }
 
+// The picture without the pointer: as long as the window stays, moving over it copies this one.
+const picture = document.createElement("canvas");
+let stale = true;
 let planned = false;
-function redraw() {
+
+function redraw(changed = true) {
+  stale = stale || changed;
   if (planned) return;
   planned = true;
   requestAnimationFrame(() => {
@@ -140,7 +145,14 @@ function redraw() {
 }
 
 function draw() {
-  const pen = prepare(canvas, total);
+  const screen = prepare(canvas, total);
+  if (stale) drawPicture(prepare(picture, total));
+  stale = false;
+  if (picture.height) screen.drawImage(picture, 0, 0, width, total);
+  if (hovered) drawHovered(screen);
+}
+
+function drawPicture(pen) {
   const ticks = drawAxis();
   rows.forEach((row, index) => {
     pen.fillStyle = index % 2 ? colours.stripe : colours.back;
@@ -153,7 +165,6 @@ function draw() {
   pen.rect(labelWidth, 0, width - labelWidth, total);
   pen.clip();
   for (const row of rows) drawRow(pen, row);
-  if (hovered) drawHovered(pen);
   pen.restore();
   for (const row of rows) {
     const bad = lost(row.rank);

@@ -112,7 +112,7 @@ for (const part of [axis, canvas]) {
       if (dragged.moved) look(dragged.from + move, dragged.until + move);
     }
     const found = part === canvas && !(dragged && dragged.moved) ? find(event) : null;
-    if ((found && found.call) !== (hovered && hovered.call)) redraw();
+    if ((found && found.call) !== (hovered && hovered.call)) redraw(false);
     hovered = found;
     showTip(event);
   });
@@ -123,7 +123,7 @@ for (const part of [axis, canvas]) {
   part.addEventListener("pointerleave", () => {
     hovered = null;
     tip.hidden = true;
-    redraw();
+    redraw(false);
   });
 }
 
@@ -217,5 +217,5 @@ document.getElementById("facts").textContent =
 document.getElementById("reason").textContent = data.reason;
 fillLegend();
 fillTables();
-window.addEventListener("resize", redraw);
+window.addEventListener("resize", () => redraw());
 setTheme(system.matches);
