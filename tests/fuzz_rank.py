@@ -28,7 +28,7 @@ import numpy as np
 import torch
 import torch.distributed  # expressions name its operators
 
-from fuzz_values import MODULES, functions
+from fuzz_calls import MODULES, functions
 from unisono import errors
 from unisono.core import groups
 from unisono.engines.threads import threads_world
@@ -37,7 +37,6 @@ from unisono.errors import UnisonoError
 #: Seconds that a rank waits in vain for another; a world that starts has much more time.
 PATIENCE = float(os.environ.get("FUZZ_PATIENCE", "0.25"))
 _START = 60.0
-_LONG = 20.0
 
 
 # ---- things that expressions name ----------------------------------------------------------------
@@ -140,8 +139,15 @@ _NAMES: dict[str, Any] = {
     **{short: importlib.import_module(name) for short, name in MODULES.items()},
     **{thing.__name__: thing for thing in (Foreign, BadShape, LyingArray, Index, BadIndex, Raises)},
     **{thing.__name__: thing for thing in (RefusesPickle, Unpicklable, read_only, cyclic)},
-    **{"free_port": free_port, "new_file": new_file, "timedelta": timedelta},
-    **{"np": np, "torch": torch, "sys": sys, "threading": threading, "array": array},
+    "free_port": free_port,
+    "new_file": new_file,
+    "timedelta": timedelta,
+    "np": np,
+    "torch": torch,
+    "os": os,
+    "sys": sys,
+    "threading": threading,
+    "array": array,
 }
 _FUNCTIONS = functions()
 
@@ -193,6 +199,8 @@ class Rank:
             then = None
             if call["then"] is not None:
                 then = eval(f"gather({', '.join(call['then'])})", {**self.names, **_GATHER})
+        except UnisonoError as error:  # an argument was made by a face, which refused
+            return {"kind": _public_name(error), "text": str(error), "stale": False}
         except Exception as error:
             return {"kind": "bad expression", "text": repr(error), "bad": True, "stale": False}
         outcome = self._outcome(_FUNCTIONS[call["path"]], arguments, then)
@@ -213,7 +221,11 @@ class Rank:
             return {"kind": _public_name(error), "text": str(error)}
         except BaseException as error:
             kind = _excuse(error, stage, given)
-            fields = {"kind": kind or type(error).__name__, "text": repr(error), "bad": kind is None}
+            fields = {
+                "kind": kind or type(error).__name__,
+                "text": repr(error),
+                "bad": kind is None,
+            }
             if kind is None:
                 fields["trace"] = "".join(traceback.format_exception(error))
                 fields["place"] = _own_line(error)
@@ -232,13 +244,13 @@ class Rank:
             named[name].close()
         return sorted(named) != self.own
 
-    def check(self) -> dict[str, Any]:
+    def check(self, patience: float) -> dict[str, Any]:
         """A right call must still be right."""
         if not self.own:
             return {"kind": "result", "bad": False}
         value = np.arange(5.0) + self.me
         try:
-            groups.world().engine.timeout = _LONG  # this one must not fail because of a busy host
+            groups.world().engine.timeout = patience
             _NAMES["dist"].all_reduce(value)
             groups.world().engine.timeout = PATIENCE
         except UnisonoError as error:
@@ -257,7 +269,11 @@ _GATHER = {"gather": _gather}
 
 def _handles(result: Any) -> list[Any]:
     parts = result if isinstance(result, list | tuple) else [result]
-    return [part for part in parts if type(part).__module__.startswith("unisono") and hasattr(part, "wait")]
+    return [
+        part
+        for part in parts
+        if type(part).__module__.startswith("unisono") and hasattr(part, "wait")
+    ]
 
 
 def _public_name(error: UnisonoError) -> str:
@@ -277,7 +293,10 @@ def _excuse(error: BaseException, function: Any, arguments: tuple) -> str | None
             return "binding"
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         return "no memory"
-    if any(frame.name == "_packed" for frame in traceback.extract_tb(error.__traceback__)):
+    frames = traceback.extract_tb(error.__traceback__)
+    if frames[-1].filename == __file__ and len(frames) > 2:
+        return "its own"  # raised by one of the odd arguments above
+    if any(frame.name == "_packed" for frame in frames):
         return "pickling"  # what pickle, or the object, says about it
     return None
 
@@ -298,7 +317,7 @@ def _answer(rank: Rank, command: dict[str, Any], renew: Any) -> dict[str, Any]:
         renew()
         return {}
     if command["do"] == "check":
-        return rank.check()
+        return rank.check(command["patience"])
     return rank.run(command["call"])
 
 
@@ -348,7 +367,12 @@ def serve_threads(size: int) -> None:
             calls = command.get("calls")
             mine = {**command, "call": calls[me]} if calls else command
             inboxes[me].put((mine, engines[me]))
-        _say([answer for _, answer in sorted((outbox.get() for _ in range(size)), key=lambda p: p[0])])
+        _say(
+            [
+                answer
+                for _, answer in sorted((outbox.get() for _ in range(size)), key=lambda p: p[0])
+            ]
+        )
 
 
 def _say(answer: list[dict[str, Any]]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from fuzz_values import Call, calls, functions, pairs
+from fuzz_calls import Call, calls, functions, pairs
 from fuzz_worlds import World
 
 __all__ = ["PLANS", "Report", "fuzz", "main"]
@@ -54,6 +54,7 @@ class Report:
     kinds: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     bad: dict[tuple[str, ...], tuple[str, dict[str, Any], int]] = field(default_factory=dict)
     cases: int = 0
+    slowest: tuple[float, str] = (0.0, "")
 
     def note(self, where: str, made: Sequence[Call], answers: Sequence[dict[str, Any]]) -> None:
         self.cases += 1
@@ -97,7 +98,9 @@ class Report:
         """What was bad, one paragraph for each."""
         parts = []
         for key, (call, answer, times) in sorted(self.bad.items(), key=str):
-            text = f"{' '.join(map(str, key))} ({times} times): {answer.get('text', '')}\n    {call}"
+            text = (
+                f"{' '.join(map(str, key))} ({times} times): {answer.get('text', '')}\n    {call}"
+            )
             trace = answer.get("trace", "") if traces else ""
             parts.append(text + "".join(f"\n        {line}" for line in trace.splitlines()[-40:]))
         return "\n\n".join(parts)
@@ -127,7 +130,9 @@ def _fuzz_one(plan: Plan, cases: int, start: int, report: Report) -> None:
         @given(strategy)
         def one(drawn: Any) -> None:
             made = list(drawn) if plan.differing else [drawn] * plan.size
+            began = time.monotonic()
             report.note(plan.name, made, world.run(made))
+            report.slowest = max(report.slowest, (time.monotonic() - began, str(made[-1])))
             recent.append("  |  ".join(dict.fromkeys(map(str, made))))
             if len(recent) == _BATCH:
                 check()
@@ -151,7 +156,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="only the worlds whose name has this in it")
     options = parser.parse_args(arguments)
     chosen = [plan for plan in PLANS if options.only in plan.name]
-    print(f"{options.cases} calls of {len(functions())} functions, --seed {options.seed}", flush=True)
+    print(
+        f"{options.cases} calls of {len(functions())} functions, --seed {options.seed}", flush=True
+    )
     report = Report()
     for number, plan in enumerate(PLANS):
         if plan not in chosen:
@@ -160,6 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _fuzz_one(plan, max(1, round(options.cases * plan.share)), options.seed + number, report)
         spent = time.monotonic() - began
         print(f"{plan.name}: {report.cases - before} cases, {spent:.0f} s", flush=True)
+        print(f"    slowest so far: {report.slowest[0]:.1f} s, {report.slowest[1]}", flush=True)
     print(report.table())
     print(f"{report.cases} cases, {len(report.bad)} bad ones; --seed {options.seed}")
     print(report.badness())

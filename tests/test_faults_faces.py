@@ -6,6 +6,7 @@ words of its calls differ. The core's own tests go into each fault more deeply.
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -98,8 +99,9 @@ def read_all(ranks: ForkedRanks, *numbers: int) -> list[dict]:
 WAYS = {
     "killed": ("", "killed by SIGKILL"),
     "ends at once": ("os._exit(3)", "exited with code 3"),
-    "exits": ("sys.exit(4)", "exited"),
-    "raises": ("raise ValueError('the cause')", "exited"),
+    # An interpreter with torch may take longer to end than the others wait to hear how.
+    "exits": ("sys.exit(4)", "exited with code 4|is ending"),
+    "raises": ("raise ValueError('the cause')", "exited with code 1|is ending"),
 }
 
 
@@ -130,7 +132,7 @@ say(**fault(lambda: {call}))
         for error in read_all(ranks, 0, 2):
             assert error["kinds"][0] == "PeerLost", error
             assert error["ranks"] == [1], error
-            assert "rank 1" in error["text"] and words in error["text"], error
+            assert re.search(f"rank 1 .*({words})", error["text"]), error
         assert time.monotonic() - began < SOON
 
 

@@ -64,6 +64,7 @@ def init_process_group(
     otherwise the launcher does.
     """
     _check_kinds(
+        (backend, str, "backend"),
         (init_method, str, "init_method"),
         (timeout, timedelta, "timeout"),
         (world_size, int, "world_size"),

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from unisono.core import dispatch, lists
+from unisono.core import dispatch, lists, rendezvous
 from unisono.core.buffers import Buffer
 from unisono.core.engine import ReduceOp, Work
 from unisono.core.groups import Group
+from unisono.core.whole_numbers import whole_numbers
 from unisono.errors import ArgumentError, ArgumentTypeError, CommTimeout
 from unisono.torch.distributed import arguments
 
@@ -328,8 +329,10 @@ def monitored_barrier(
     members = arguments.members(group, "monitored_barrier")
     if members is None:
         return
-    wait = timedelta(seconds=timeout) if isinstance(timeout, float) else timeout
-    patience = arguments.seconds(wait)
+    if isinstance(timeout, float):
+        patience: float | None = rendezvous.timeout(timeout)
+    else:
+        patience = arguments.seconds(timeout)
     try:
         with dispatch.deadline(members, patience):
             dispatch.start("barrier", members, True)
@@ -372,17 +375,18 @@ def _counts(
     if not shape:
         raise ArgumentError(f"parameter {name} has no dimension that could be split")
     rows = shape[0]
-    if not splits:
+    lengths = [] if splits is None else whole_numbers(splits, f"{name}_split_sizes")
+    if not lengths:
         if rows % group.size:
             raise ArgumentError(
                 f"{rows} rows of {name} cannot be shared equally by {group.size} ranks; "
                 f"give {name}_split_sizes"
             )
-        splits = [rows // group.size] * group.size
-    if len(splits) != group.size or sum(splits) != rows or min(splits) < 0:
+        lengths = [rows // group.size] * group.size
+    if len(lengths) != group.size or sum(lengths) != rows or min(lengths) < 0:
         raise ArgumentError(
-            f"{name}_split_sizes {list(splits)} must share {rows} rows of {name} between "
+            f"{name}_split_sizes {lengths} must share {rows} rows of {name} between "
             f"{group.size} ranks"
         )
     width = data.count // rows if rows else 0
-    return [length * width for length in splits]
+    return [length * width for length in lengths]

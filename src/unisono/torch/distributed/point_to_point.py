@@ -97,7 +97,7 @@ class P2POp:
         tag: int = 0,
         group_peer: int | None = None,
     ) -> None:
-        if op not in (isend, irecv):
+        if op is not isend and op is not irecv:
             raise ArgumentError(
                 f"op must be isend or irecv of unisono.torch.distributed, got {op!r}"
             )

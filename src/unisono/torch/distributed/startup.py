@@ -121,6 +121,8 @@ def is_xccl_available() -> bool:
 
 def is_backend_available(backend: str) -> bool:
     """Tell whether an engine of this name runs here; "gloo" and "unisono" always do."""
+    if not isinstance(backend, str):
+        raise ArgumentTypeError(f"backend must be a name, got {backend!r}")
     names = [part.rpartition(":")[2] for part in backend.lower().split(",")]
     return all(name in ("gloo", "unisono") or _runs(name) for name in names)
 

@@ -1,0 +1,439 @@
+"""What a long job costs: groups, collectives and worlds by the thousand, and nothing grows.
+
+`make resources` (UNISONO_RESOURCES=full) runs ten times as many of each and shows what one costs.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from jobs import Ranks
+
+FULL = os.environ.get("UNISONO_RESOURCES") == "full"
+GROUPS = 10_000 if FULL else 1_000
+KEPT = 10_000 if FULL else 500
+CALLS = 1_000_000 if FULL else 100_000
+CYCLES = 1_000 if FULL else 60
+
+#: KiB by which a rank may grow: Python's own arenas come and go in pieces of 1 MiB.
+SLACK = 4096
+
+USAGE = """
+import gc
+import numpy as np
+import unisono.torch.distributed as dist
+from unisono.mindspore import communication as comm
+from unisono.mindspore.communication import comm_func
+
+def usage():
+    gc.collect()
+    folder = "/proc/self/fd"
+    links = []
+    for name in os.listdir(folder):
+        try:
+            links.append((int(name), os.readlink(f"{folder}/{name}")))
+        except OSError:
+            continue  # the descriptor that read the folder
+    maps = open("/proc/self/maps").read().splitlines()
+    rollup = dict(line.split(":", 1) for line in open("/proc/self/smaps_rollup") if ":  " in line)
+    return {
+        "descriptors": len(links),
+        "threads": len(os.listdir("/proc/self/task")),
+        "shared mappings": sum("memfd:unisono" in line for line in maps),
+        "shared KiB": sum(os.stat(fd).st_blocks // 2 for fd, to in links if "memfd:unisono" in to),
+        "mappings": len(maps),
+        "PSS KiB": int(rollup["Pss"].split()[0]),
+    }
+
+def in_parts(count, parts, body):
+    # The test hears of each part: a busy machine may be slow, but it must not be silent.
+    began = time.perf_counter()
+    for part in range(parts):
+        for turn in range(count * part // parts, count * (part + 1) // parts):
+            body(turn)
+        say(part=part)
+    return (time.perf_counter() - began) / count
+"""
+
+
+def final(rank: Any) -> dict[str, Any]:
+    """The first thing the rank says that is not about a part of the work."""
+    while True:
+        told = rank.read()
+        if "part" not in told:
+            return told
+
+
+def check_flat(before: dict[str, int], after: dict[str, int], slack: int = SLACK) -> None:
+    """Nothing that is counted may differ; memory may breathe."""
+    for name in ("descriptors", "threads", "shared mappings", "shared KiB"):
+        assert after[name] == before[name], (name, before, after)
+    # malloc and Python map and unmap arenas of their own.
+    assert after["mappings"] - before["mappings"] <= 16, (before, after)
+    assert after["PSS KiB"] - before["PSS KiB"] <= slack, (before, after)
+
+
+def check_gone(before: dict[str, int], after: dict[str, int]) -> None:
+    """After close nothing of the job is left in the process."""
+    assert after["shared mappings"] == 0 and after["shared KiB"] == 0, after
+    for name in ("descriptors", "threads"):
+        assert after[name] == before[name], (name, before, after)
+
+
+def check_ranks(body: str, label: str, slack: int = SLACK) -> None:
+    """Two ranks tell four states (before init, warm, at the end, closed) and what one cost."""
+    with Ranks(2, USAGE + body) as ranks:
+        for rank in range(2):
+            told = final(ranks[rank])
+            check_flat(told["warm"], told["end"], slack)
+            check_gone(told["before"], told["closed"])
+            if rank == 0:
+                growth = told["end"]["PSS KiB"] - told["warm"]["PSS KiB"]
+                print(f"{label}: {told['cost'] * 1e6:.1f} us each, PSS {growth:+d} KiB")
+            assert ranks[rank].end() == 0
+
+
+# ---- groups, collectives, worlds -----------------------------------------------------------------
+
+FRAME = """
+before = usage()
+groups.init("shm", 600)
+def one(turn):
+    {one}
+def measured():
+    dist.barrier()  # the other rank neither makes nor destroys anything meanwhile
+    now = usage()
+    dist.barrier()
+    return now
+in_parts({warm}, 2, one)
+warm = measured()
+cost = in_parts({count}, 20, one)
+end = measured()
+groups.close()
+say(before=before, warm=warm, end=end, closed=usage(), cost=cost)
+"""
+
+PYTORCH_GROUP = """group = dist.new_group([0, 1])
+    value = np.full(3, rank + 1.0)
+    dist.all_reduce(value, group=group)
+    assert value[0] == 3
+    dist.destroy_process_group(group)"""
+
+MINDSPORE_GROUP = """comm.create_group("pair", [1, 0])
+    value, _ = comm_func.all_reduce(np.full(3, rank + 1.0), group="pair")
+    assert value[0] == 3
+    comm.destroy_group("pair")"""
+
+
+@pytest.mark.parametrize("one", [PYTORCH_GROUP, MINDSPORE_GROUP], ids=["PyTorch", "MindSpore"])
+def test_groups_made_and_destroyed(one: str) -> None:
+    body = FRAME.format(one=one, warm=GROUPS // 10, count=GROUPS // 2)
+    check_ranks(body, f"{GROUPS // 2} groups made and destroyed")
+
+
+def test_collectives() -> None:
+    """Mixed: both faces, in place and not, at once and later, small and sometimes larger."""
+    one = """kind = turn % 10
+    value = np.full(20_000 if turn % 1000 == 999 else 4, rank + 1.0)
+    if kind < 5:
+        dist.all_reduce(value)
+    elif kind == 5:
+        dist.all_reduce(value, async_op=True).wait()
+    elif kind == 6:
+        value, _ = comm_func.all_reduce(value)
+    elif kind == 7:
+        parts = [np.empty_like(value), np.empty_like(value)]
+        dist.all_gather(parts, value)
+        value = parts[0] + parts[1]
+    elif kind == 8:
+        dist.broadcast(value, 1)
+        value += 1
+    else:
+        message = [np.empty_like(value), value][rank]
+        dist.send(message, 0) if rank else dist.recv(message, 1)
+        value = message + 1
+    assert value[-1] == 3"""
+    check_ranks(FRAME.format(one=one, warm=CALLS // 10, count=CALLS), f"{CALLS} collectives")
+
+
+def test_worlds_joined_and_left() -> None:
+    """The call in each of them tells that both ranks are there before one leaves again."""
+    body = f"""
+def one(turn):
+    if turn % 2:
+        dist.init_process_group("shm")
+    else:
+        comm.init("shm")
+    assert reduce(groups.world()) == 3
+    assert reduce(dist.new_group([0, 1]), 100, False) == 3
+    dist.destroy_process_group() if turn % 2 else comm.release()
+one(0)
+before = usage()
+in_parts({CYCLES // 10}, 2, one)
+warm = usage()
+cost = in_parts({CYCLES}, 20, one)
+end = usage()
+say(before=before, warm=warm, end=end, closed=end, cost=cost)
+"""
+    check_ranks(body, f"{CYCLES} worlds joined and left")
+
+
+def test_groups_kept() -> None:
+    """Kept groups cost what they hold; beyond a limit there is an error that names it."""
+    body = f"""
+before = usage()
+world = groups.init("shm", 600)
+kept, limit = [], None
+def one(turn):
+    global limit
+    if limit is None:
+        made = fault(lambda: kept.append(dist.new_group([0, 1])))
+        limit = made if made["kind"] else None
+        if limit is None:
+            assert reduce(kept[-1]) == 3
+cost = in_parts({KEPT}, 20, one)
+held = usage()
+in_parts(len(kept), 20, lambda turn: reduce(kept[turn]) == 3 or 1 / 0)
+again = usage()
+for group in kept:
+    group.close()
+kept.clear()
+assert reduce(world) == 3
+groups.close()
+say(before=before, held=held, again=again, closed=usage(), cost=cost, limit=limit)
+"""
+    with Ranks(2, USAGE + body) as ranks:
+        for rank in range(2):
+            told = final(ranks[rank])
+            if told["limit"] is None:
+                check_flat(told["held"], told["again"])
+            else:
+                assert told["limit"]["kind"] in ("OutOfSharedMemory", "Unsupported"), told["limit"]
+            check_gone(told["before"], told["closed"])
+            for name in ("descriptors", "threads"):
+                assert told["held"][name] - told["before"][name] <= 4, told
+            if rank == 0:
+                each = (told["held"]["PSS KiB"] - told["before"]["PSS KiB"]) / KEPT
+                cost = told["cost"] * 1e3
+                print(f"{KEPT} groups kept: {cost:.2f} ms and {each:.1f} KiB each, {told['limit']}")
+            assert ranks[rank].end() == 0
+
+
+# ---- ranks that are threads ----------------------------------------------------------------------
+
+
+def test_threads() -> None:
+    """One process: worlds, groups and collectives on two threads leave nothing behind."""
+    body = f"""
+import unisono
+def job(turns):
+    for turn in range(turns):
+        group = dist.new_group([0, 1])
+        value = np.full(3, dist.get_rank() + 1.0)
+        dist.all_reduce(value, group=group)
+        dist.all_reduce(value, async_op=True).wait()
+        assert value[0] == 6
+        dist.destroy_process_group(group)
+def one(turn):
+    unisono.spawn(job, 2, {10 if FULL else 5})
+in_parts({CYCLES // 10}, 2, one)
+before = warm = usage()
+cost = in_parts({CYCLES}, 20, one)
+end = usage()
+say(before=before, warm=warm, end=end, closed=end, cost=cost)
+"""
+    with Ranks(1, USAGE + body) as ranks:
+        told = final(ranks[0])
+        check_flat(told["warm"], told["end"])
+        print(f"{CYCLES} worlds of threads: {told['cost'] * 1e3:.2f} ms each")
+        assert ranks[0].end() == 0
+
+
+SEVERAL = """
+from unisono.mindspore.mint import distributed as mint
+groups.init("shm", 60)
+failures = []
+def guarded(work, *arguments):
+    try:
+        work(*arguments)
+    except BaseException as error:
+        failures.append(repr(error))
+def with_pytorch(group):
+    for turn in range(200):
+        value = np.full(1 + turn % 3 * 5_000, rank + 1.0)
+        dist.all_reduce(value, group=group)
+        assert value[-1] == 3
+        parts = [np.zeros(2), np.zeros(2)]
+        dist.all_gather(parts, np.full(2, float(rank)), group=group)
+        assert parts[1][0] == 1
+def with_mindspore(name):
+    for turn in range(200):
+        value, handle = comm_func.all_reduce(np.full(5, rank + 1.0), group=name, async_op=True)
+        handle.wait()
+        assert value[-1] == 3
+        mint.broadcast(value, 1, name)
+def same(turn):
+    for turn in range(200):
+        value = np.full(5, rank + 1.0)
+        dist.all_reduce(value)
+        assert value[-1] == 3
+        assert comm_func.all_reduce(np.full(5, rank + 1.0))[0][0] == 3
+for number in range(4):
+    comm.create_group(f"group {number}", [0, 1])
+jobs = {
+    "several groups": [(with_pytorch, dist.new_group([0, 1])) for _ in range(4)]
+        + [(with_mindspore, f"group {number}") for number in range(4)],
+    "one group": [(same, number) for number in range(4)],
+}
+for name, work in jobs.items():
+    threads = [threading.Thread(target=guarded, args=one) for one in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    say(name=name, failures=failures)
+"""
+
+
+def test_several_threads_in_both_faces() -> None:
+    with Ranks(2, USAGE + SEVERAL) as ranks:
+        for rank in range(2):
+            assert ranks[rank].read() == {"name": "several groups", "failures": []}
+            assert ranks[rank].read() == {"name": "one group", "failures": []}
+            assert ranks[rank].end() == 0
+
+
+# ---- a full memory, through both faces -----------------------------------------------------------
+
+
+def check_figures(error: dict[str, Any]) -> None:
+    assert error["kind"] == "OutOfSharedMemory", error
+    assert "MiB" in error["text"] and any(letter.isdigit() for letter in error["text"]), error
+
+
+@pytest.mark.parametrize("init", ["dist.init_process_group()", "comm.init()"])
+def test_no_memory_at_init(init: str) -> None:
+    body = f"""
+limit_memory(1)
+say(**fault(lambda: {init}))
+resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+say(ready=dist.is_initialized())
+"""
+    with Ranks(2, USAGE + body) as ranks:
+        for rank in range(2):
+            check_figures(ranks[rank].read())
+            assert ranks[rank].read() == {"ready": False}
+            assert ranks[rank].end() == 0
+
+
+LATER = {
+    "a group": "dist.new_group([0, 1])",
+    "a named group": 'comm.create_group("pair", [0, 1])',
+    "a reduction": "dist.all_reduce(large)",
+    "a reduction for later": "dist.all_reduce(large, async_op=True).wait()",
+    "a new tensor": "comm_func.all_reduce(large)",
+    "a gathering": "dist.all_gather([large.copy(), large.copy()], large)",
+    "an object": "dist.all_gather_object([None, None], bytes(20_000_000))",
+    "a message": "dist.send(large, 1) if rank == 0 else dist.recv(large, 0)",
+}
+
+
+@pytest.mark.parametrize("what", LATER)
+def test_no_memory_later(what: str) -> None:
+    """The error has figures, or the call does without more memory; nobody dies of SIGBUS."""
+    body = f"""
+world = groups.init("shm", 60)
+limit_memory(1)
+large = np.full(2_500_000, rank + 1.0)
+say(**fault(lambda: {LATER[what]}))
+value = np.full(3, rank + 1.0)
+dist.all_reduce(value)
+say(sum=value[0])
+"""
+    with Ranks(2, USAGE + body) as ranks:
+        kinds = set()
+        for rank in range(2):
+            error = ranks[rank].read()
+            kinds.add(error["kind"])
+            if error["kind"] is not None:
+                check_figures(error)
+        assert len(kinds) == 1, kinds
+        for rank in range(2):
+            assert ranks[rank].read() == {"sum": 3.0}
+            assert ranks[rank].end() == 0
+
+
+def test_no_room_in_the_address_space() -> None:
+    """The memory is there, but cannot be mapped: an error that can be caught."""
+    body = """
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), -1))
+say(**fault(lambda: dist.init_process_group("shm")))
+"""
+    with Ranks(2, USAGE + body, UNISONO_TIMEOUT="10") as ranks:
+        for rank in range(2):
+            error = ranks[rank].read()
+            assert error["kind"] in ("OutOfSharedMemory", "LaunchError"), error
+            assert ranks[rank].end() == 0
+
+
+# ---- fork, through both faces --------------------------------------------------------------------
+
+FORK = """
+from unisono.mindspore import ops
+from unisono.mindspore.mint import distributed as mint
+from unisono.mindspore.ops import communication
+dist.init_process_group("shm")
+comm.create_group("pair", [0, 1])
+pair = dist.new_group([0, 1])
+x = np.ones(4)
+assert reduce(groups.world()) == 3
+reader, writer = os.pipe()
+child = os.fork()
+if child == 0:
+    import json
+    calls = [
+        lambda: dist.all_reduce(x), lambda: dist.all_reduce(x, group=pair), lambda: dist.barrier(),
+        lambda: dist.all_reduce(x, async_op=True), lambda: dist.new_group([0, 1]),
+        lambda: dist.send(x, 1 - rank), lambda: dist.recv(x, 1 - rank), lambda: dist.get_rank(),
+        lambda: dist.all_gather_object([None] * 2, 1), lambda: dist.broadcast(x, 0, group="pair"),
+        lambda: comm.create_group("more", [0, 1]), lambda: comm_func.all_reduce(x),
+        lambda: comm_func.all_reduce(x, group="pair"), lambda: comm_func.barrier(),
+        lambda: comm_func.all_reduce(x, group=pair),
+        lambda: comm_func.isend(x, 1 - rank), lambda: mint.all_reduce(x), lambda: mint.barrier(),
+        lambda: mint.all_gather_object([None] * 2, 1), lambda: communication.all_reduce(x),
+        lambda: ops.AllReduce()(x), lambda: ops.Barrier()(),
+    ]
+    answer = [dict(fault(call), number=number) for number, call in enumerate(calls)]
+    answer.append(dict(kind=str(dist.is_initialized()), text=str(mint.is_initialized())))
+    dist.destroy_process_group()
+    comm.release()
+    os.write(writer, json.dumps(answer).encode())
+    sys.exit()
+os.close(writer)
+answer = b"".join(iter(lambda: os.read(reader, 65536), b""))
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+import json
+say(faults=json.loads(answer), code=code)
+dist.all_reduce(x, group=pair)
+by_name = comm_func.all_reduce(np.ones(1), group="pair")[0]
+say(sums=[reduce(groups.world()), float(by_name[0]), x[0]])
+"""
+
+
+def test_fork_in_both_faces() -> None:
+    with Ranks(2, USAGE + FORK) as ranks:
+        for rank in range(2):
+            told = ranks[rank].read()
+            assert told["code"] == 0
+            *faults, ready = told["faults"]
+            for error in faults:
+                assert error["kind"] == "NotReady", error
+                assert "forked after init" in error["text"], error
+            assert (ready["kind"], ready["text"]) == ("False", "False")
+        for rank in range(2):
+            assert ranks[rank].read() == {"sums": [3.0, 2.0, 2.0]}
+            assert ranks[rank].end() == 0
