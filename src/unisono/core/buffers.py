@@ -130,9 +130,12 @@ def output_like(tensor: Any, shape: Sequence[int] | None = None) -> Output:
     try:
         size = tuple(tensor.shape if asked is None else asked)
         made = _empty(kind, size, tensor)
-    except (ValueError, RuntimeError, OverflowError) as error:  # each library has its own words
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # each has its own words
+        if type(error).__name__ == "OutOfMemoryError":
+            raise  # a GPU that is full is not the caller's mistake
         what = f"like {_describe(tensor)}" if asked is None else f"of shape {tuple(asked)}"
-        raise ArgumentError(f"cannot make a tensor {what}: {error}") from error
+        reason = str(error).partition("\n")[0]
+        raise ArgumentError(f"cannot make a tensor {what}: {reason}") from None
     return Output(made, kind)
 
 
