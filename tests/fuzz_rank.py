@@ -150,6 +150,7 @@ _NAMES: dict[str, Any] = {
     "array": array,
 }
 _FUNCTIONS = functions()
+_PACKAGE = str(Path(errors.__file__).parent) + os.sep
 
 
 # ---- one rank ------------------------------------------------------------------------------------
@@ -304,8 +305,8 @@ def _excuse(error: BaseException, function: Any, arguments: tuple) -> str | None
 def _own_line(error: BaseException) -> str:
     """The innermost line of unisono that the error passed through."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if "/unisono/" in frame.filename:
-            return f"{frame.filename.partition('/unisono/')[2]}:{frame.lineno}"
+        if frame.filename.startswith(_PACKAGE):
+            return f"{frame.filename.removeprefix(_PACKAGE)}:{frame.lineno}"
     return "outside"
 
 
