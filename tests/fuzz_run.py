@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import time
 from collections import Counter, defaultdict
@@ -160,14 +161,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{options.cases} calls of {len(functions())} functions, --seed {options.seed}", flush=True
     )
     report = Report()
-    for number, plan in enumerate(PLANS):
-        if plan not in chosen:
-            continue
-        began, before = time.monotonic(), report.cases
-        _fuzz_one(plan, max(1, round(options.cases * plan.share)), options.seed + number, report)
-        spent = time.monotonic() - began
-        print(f"{plan.name}: {report.cases - before} cases, {spent:.0f} s", flush=True)
-        print(f"    slowest so far: {report.slowest[0]:.1f} s, {report.slowest[1]}", flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for number, plan in enumerate(PLANS):
+            if plan not in chosen:
+                continue
+            began, before = time.monotonic(), report.cases
+            cases = max(1, round(options.cases * plan.share))
+            _fuzz_one(plan, cases, options.seed + number, report)
+            spent = time.monotonic() - began
+            print(f"{plan.name}: {report.cases - before} cases, {spent:.0f} s", flush=True)
+            print(f"    slowest so far: {report.slowest[0]:.1f} s, {report.slowest[1]}", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted; this is what there was until then")
     print(report.table())
     print(f"{report.cases} cases, {len(report.bad)} bad ones; --seed {options.seed}")
     print(report.badness())
