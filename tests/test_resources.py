@@ -48,13 +48,13 @@ def usage():
         "PSS KiB": int(rollup["Pss"].split()[0]),
     }
 
-def in_parts(count, parts, body):
+def in_parts(count, body):
     # The test hears of each part: a busy machine may be slow, but it must not be silent.
     began = time.perf_counter()
-    for part in range(parts):
-        for turn in range(count * part // parts, count * (part + 1) // parts):
-            body(turn)
-        say(part=part)
+    for turn in range(count):
+        body(turn)
+        if turn % 1000 == 0:
+            say(part=turn)
     return (time.perf_counter() - began) / count
 """
 
@@ -108,9 +108,9 @@ def measured():
     now = usage()
     dist.barrier()
     return now
-in_parts({warm}, 2, one)
+in_parts({warm}, one)
 warm = measured()
-cost = in_parts({count}, 20, one)
+cost = in_parts({count}, one)
 end = measured()
 groups.close()
 say(before=before, warm=warm, end=end, closed=usage(), cost=cost)
@@ -172,9 +172,9 @@ def one(turn):
     dist.destroy_process_group() if turn % 2 else comm.release()
 one(0)
 before = usage()
-in_parts({CYCLES // 10}, 2, one)
+in_parts({CYCLES // 10}, one)
 warm = usage()
-cost = in_parts({CYCLES}, 20, one)
+cost = in_parts({CYCLES}, one)
 end = usage()
 say(before=before, warm=warm, end=end, closed=end, cost=cost)
 """
@@ -194,9 +194,9 @@ def one(turn):
         limit = made if made["kind"] else None
         if limit is None:
             assert reduce(kept[-1]) == 3
-cost = in_parts({KEPT}, 20, one)
+cost = in_parts({KEPT}, one)
 held = usage()
-in_parts(len(kept), 20, lambda turn: reduce(kept[turn]) == 3 or 1 / 0)
+in_parts(len(kept), lambda turn: reduce(kept[turn]) == 3 or 1 / 0)
 again = usage()
 for group in kept:
     group.close()
@@ -239,9 +239,9 @@ def job(turns):
         dist.destroy_process_group(group)
 def one(turn):
     unisono.spawn(job, 2, {10 if FULL else 5})
-in_parts({CYCLES // 10}, 2, one)
+in_parts({CYCLES // 10}, one)
 before = warm = usage()
-cost = in_parts({CYCLES}, 20, one)
+cost = in_parts({CYCLES}, one)
 end = usage()
 say(before=before, warm=warm, end=end, closed=end, cost=cost)
 """

@@ -14,6 +14,7 @@ from unisono.core import buffers, rendezvous
 from unisono.core.buffers import Buffer
 from unisono.core.engine import DONE, Counts, Engine, ReduceOp, Work
 from unisono.core.groups import Group
+from unisono.core.whole_numbers import whole_number
 from unisono.errors import ArgumentError, ArgumentTypeError, NotReady, UnisonoError, Unsupported
 
 __all__ = ["deadline", "start"]
@@ -172,11 +173,13 @@ def _all_to_all(group: Group, src: Buffer, dst: Buffer, sends: Counts, receives:
 
 def _send(group: Group, src: Buffer, peer: int, tag: int) -> None:
     _check_rank(group, peer, "peer")
+    _check_tag(tag)
 
 
 def _recv(group: Group, dst: Buffer, peer: int | None, tag: int) -> Buffer:
     if peer is not None:
         _check_rank(group, peer, "peer")
+    _check_tag(tag)
     buffers.check_writable(dst)
     return dst
 
@@ -224,6 +227,11 @@ def _check_rank(group: Group, rank: int, name: str) -> None:
     if not 0 <= rank < group.size:
         last = group.size - 1
         raise ArgumentError(f"{name} {rank} is out of range: the group has ranks 0 to {last}")
+
+
+def _check_tag(tag: int) -> None:
+    if not -(1 << 63) <= whole_number(tag, "tag") < 1 << 63:
+        raise ArgumentError(f"tag {tag} has more than 64 bits")
 
 
 def _check_pair(src: Buffer, dst: Buffer) -> None:

@@ -152,6 +152,8 @@ def all_gather_coalesced(
     inputs = arguments.views(input_tensor_list, "input_tensor_list")
     if not isinstance(output_tensor_lists, list):
         raise ArgumentTypeError("parameter output_tensor_lists: expected a list of lists")
+    if not output_tensor_lists:
+        raise ArgumentError("parameter output_tensor_lists: the list of lists is empty")
     rows = [arguments.views(row, "output_tensor_lists") for row in output_tensor_lists]
     flat = [part for row in rows for part in row]
     arguments.one_dtype([*inputs, *flat])
