@@ -401,7 +401,8 @@ def _names() -> list[str]:
 
 
 def _describe(tensor: Any) -> str:
-    return f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+    kind = type(tensor)
+    return f"{getattr(kind, '__module__', 'nowhere')}.{kind.__qualname__}"
 
 
 def overlap(first: Buffer, second: Buffer) -> bool:

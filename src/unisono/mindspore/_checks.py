@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -204,6 +205,8 @@ def empty_of(dtype: Any) -> Any:
     if library == "mindspore" and hasattr(sys.modules["mindspore"], str(dtype).lower()):
         return sys.modules["mindspore"].mint.empty(0, dtype=dtype)
     scalar = isinstance(dtype, type) and issubclass(dtype, np.generic)
-    if scalar or isinstance(getattr(dtype, "dtype", dtype), np.dtype):  # jax.numpy's have `dtype`
-        return np.empty(0, np.dtype(dtype))
+    named = isinstance(getattr(dtype, "dtype", dtype), np.dtype)  # jax.numpy's have `dtype`
+    if scalar or (named and not buffers.is_tensor(dtype)):
+        with contextlib.suppress(TypeError):  # np.floating and its like are kinds, not dtypes
+            return np.empty(0, np.dtype(dtype))
     raise ArgumentTypeError(f"expected a dtype, got {dtype!r}")

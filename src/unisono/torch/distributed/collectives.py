@@ -175,7 +175,7 @@ def gather(
 ) -> Work | None:
     """Collect every rank's tensor in `gather_list` of rank `dst`; sizes may differ."""
     source = arguments.view(tensor, "tensor")
-    parts = arguments.views(gather_list, "gather_list") if gather_list else []
+    parts = _views_or_none(gather_list, "gather_list")
     arguments.one_dtype([source, *parts])
     members = arguments.members(group, "gather")
     if members is None:
@@ -200,7 +200,7 @@ def scatter(
 ) -> Work | None:
     """Deal the tensors of `scatter_list` of rank `src` out, one to each rank; sizes may differ."""
     target = arguments.view(tensor, "tensor")
-    parts = arguments.views(scatter_list, "scatter_list") if scatter_list else []
+    parts = _views_or_none(scatter_list, "scatter_list")
     arguments.one_dtype([target, *parts])
     members = arguments.members(group, "scatter")
     if members is None:
@@ -351,6 +351,13 @@ def _root_or_first(group: Group, world_rank: int | None, group_rank: int | None,
     if world_rank is None and group_rank is None:
         world_rank = 0
     return arguments.root(group, world_rank, group_rank, name)
+
+
+def _views_or_none(tensors: Any, name: str) -> list[Buffer]:
+    """The memory of each tensor of a list; an empty one means the same as None."""
+    if tensors is None or (isinstance(tensors, list | tuple) and not tensors):
+        return []
+    return arguments.views(tensors, name)
 
 
 def _check_given_on_root(group: Group, root: int, tensors: Any, name: str) -> None:
