@@ -15,7 +15,7 @@ from jobs import Ranks
 FULL = os.environ.get("UNISONO_RESOURCES") == "full"
 GROUPS = 10_000 if FULL else 1_000
 KEPT = 10_000 if FULL else 500
-CALLS = 1_000_000 if FULL else 100_000
+CALLS = 1_000_000 if FULL else 50_000
 CYCLES = 1_000 if FULL else 60
 
 #: KiB by which a rank may grow: Python's own arenas come and go in pieces of 1 MiB.
@@ -47,6 +47,12 @@ def usage():
         "mappings": len(maps),
         "PSS KiB": int(rollup["Pss"].split()[0]),
     }
+
+def measured():
+    dist.barrier()  # the other rank neither makes nor destroys anything meanwhile
+    now = usage()
+    dist.barrier()
+    return now
 
 def in_parts(count, body):
     # The test hears of each part: a busy machine may be slow, but it must not be silent.
@@ -103,11 +109,6 @@ before = usage()
 groups.init("shm", 600)
 def one(turn):
     {one}
-def measured():
-    dist.barrier()  # the other rank neither makes nor destroys anything meanwhile
-    now = usage()
-    dist.barrier()
-    return now
 in_parts({warm}, one)
 warm = measured()
 cost = in_parts({count}, one)
@@ -193,11 +194,11 @@ def one(turn):
         made = fault(lambda: kept.append(dist.new_group([0, 1])))
         limit = made if made["kind"] else None
         if limit is None:
-            assert reduce(kept[-1]) == 3
+            assert [reduce(kept[-1]) for _ in range(4)] == [3] * 4  # so that it has all its pages
 cost = in_parts({KEPT}, one)
-held = usage()
+held = measured()
 in_parts(len(kept), lambda turn: reduce(kept[turn]) == 3 or 1 / 0)
-again = usage()
+again = measured()
 for group in kept:
     group.close()
 kept.clear()

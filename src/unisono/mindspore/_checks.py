@@ -199,7 +199,7 @@ def zeros_like(tensor: Any, shape: Sequence[int] | None = None) -> Any:
 
 def empty_of(dtype: Any) -> Any:
     """An empty tensor of the library that `dtype` belongs to, as a pattern for others."""
-    library = type(dtype).__module__.partition(".")[0]
+    library = getattr(type(dtype), "__module__", "").partition(".")[0]
     if library == "torch" and isinstance(dtype, sys.modules["torch"].dtype):
         return sys.modules["torch"].empty(0, dtype=dtype)
     if library == "mindspore" and hasattr(sys.modules["mindspore"], str(dtype).lower()):

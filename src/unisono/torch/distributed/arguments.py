@@ -146,7 +146,7 @@ def _from_torch(op: Any) -> ReduceOp:
     """Real torch has the names as members of an enum, and objects that hold one as `op`."""
     kind = getattr(op, "op", op)
     name = getattr(kind, "name", "")
-    if not type(kind).__module__.startswith("torch") or not hasattr(ReduceOp, name):
+    if not getattr(type(kind), "__module__", "").startswith("torch") or not hasattr(ReduceOp, name):
         raise ArgumentTypeError(f"expected a ReduceOp, got {op!r}")
     if name == "PREMUL_SUM":
         return ReduceOp.premul_sum(getattr(op, "factor", 1.0))
