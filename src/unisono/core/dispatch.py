@@ -19,6 +19,8 @@ from unisono.errors import ArgumentError, ArgumentTypeError, NotReady, UnisonoEr
 
 __all__ = ["deadline", "start"]
 
+_MESSAGES = ("send", "recv")  # only those who send and receive count them
+
 
 def start(verb: str, group: Group, blocking: bool, *arguments: Any) -> Work:
     """Check one call of `verb`, hand it to the group's engine and return its work.
@@ -32,7 +34,8 @@ def start(verb: str, group: Group, blocking: bool, *arguments: Any) -> Work:
         if buffers.seen_elsewhere:
             _check_devices(engine, arguments)
         destination = _CHECKS[verb](group, *arguments)
-        group.calls += 1
+        if verb not in _MESSAGES:
+            group.calls += 1
         work: Work = getattr(engine, verb)(*arguments, blocking)
         if destination is not None and destination.copy_back is not None:
             work.then(destination.copy_back)
@@ -63,8 +66,8 @@ def deadline(group: Group, seconds: float | None) -> Iterator[None]:
 def _where(verb: str, group: Group) -> str:
     if group.rank < 0:
         return f"in {verb} on group {group.name!r}, by a rank that is not in it"
-    call = f"in {verb} (call {group.calls}) on group {group.name!r}"
-    return f"{call}, rank {group.rank} of {group.size}"
+    number = "" if verb in _MESSAGES else f" (call {group.calls})"
+    return f"in {verb}{number} on group {group.name!r}, rank {group.rank} of {group.size}"
 
 
 def _no_engine(group: Group) -> NotReady:
