@@ -1,4 +1,4 @@
-"""Where ranks that are threads meet: tickets on boards, and the verbs seen from outside.
+"""Where ranks that are threads meet: tickets on boards.
 
 Every call puts a ticket (what this rank calls, and with which memory) on the board of its turn. The
 rank that completes the board does the work for all of them, for it can see everybody's memory, and
@@ -12,16 +12,15 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from unisono.core.buffers import Buffer
 from unisono.core.dtypes import DType
 from unisono.core.engine import ReduceOp, Work
 from unisono.core.trace import Recorder, Tracer
-from unisono.engines.arithmetic import Array, combine
+from unisono.engines.arithmetic import Array
+from unisono.engines.board_verbs import VERBS
 from unisono.errors import CommTimeout, MismatchError, NotReady, PeerLost, UnisonoError
 
 __all__ = ["CLOSED", "Call", "Hub", "Ticket", "disagree"]
@@ -353,7 +352,7 @@ def _finish_board(tickets: list[Ticket]) -> None:
         text = "; ".join(_side(call, side) for call, side in sides.items())
         failure = MismatchError(f"ranks disagree in call {tickets[0].turn}: {text}")
     else:
-        _VERBS[tickets[0].call.verb](tickets)
+        VERBS[tickets[0].call.verb](tickets)
     for ticket in tickets:
         ticket.end(failure)
 
@@ -381,84 +380,3 @@ def disagree(calls: Sequence[Call]) -> bool:
         for j, receiver in enumerate(calls)
         if sender.sends and receiver.receives
     )
-
-
-# ---- the verbs, seen from outside: all sources and all destinations are here ---------------------
-
-
-def _source(ticket: Ticket) -> Array:
-    assert ticket.src is not None
-    return ticket.src.array
-
-
-def _parts(array: Array, counts: Sequence[int]) -> list[Array]:
-    ends = np.cumsum(counts)
-    return [array[end - count : end] for end, count in zip(ends, counts, strict=True)]
-
-
-def _store(ticket: Ticket, result: Array) -> None:
-    assert ticket.dst is not None
-    ticket.dst.array[:] = result
-
-
-def _do_broadcast(tickets: list[Ticket]) -> None:
-    root = tickets[0].call.root
-    assert root is not None
-    data = _source(tickets[root]).copy()
-    for ticket in tickets:
-        _store(ticket, data)
-
-
-def _do_reduce(tickets: list[Ticket]) -> None:
-    op = tickets[0].call.op
-    assert op is not None
-    result = combine(op, [_source(ticket) for ticket in tickets])
-    for ticket in tickets:
-        if ticket.dst is not None:
-            _store(ticket, result)
-
-
-def _do_reduce_scatter(tickets: list[Ticket]) -> None:
-    op = tickets[0].call.op
-    assert op is not None
-    result = combine(op, [_source(ticket) for ticket in tickets])
-    for ticket, part in zip(tickets, _parts(result, tickets[0].call.sends), strict=True):
-        _store(ticket, part)
-
-
-def _do_gather(tickets: list[Ticket]) -> None:
-    joined = np.concatenate([_source(ticket) for ticket in tickets])
-    for ticket in tickets:
-        if ticket.dst is not None:
-            _store(ticket, joined)
-
-
-def _do_scatter(tickets: list[Ticket]) -> None:
-    root = tickets[0].call.root
-    assert root is not None
-    data = _source(tickets[root]).copy()
-    for ticket, part in zip(tickets, _parts(data, tickets[root].call.sends), strict=True):
-        _store(ticket, part)
-
-
-def _do_all_to_all(tickets: list[Ticket]) -> None:
-    parts = [_parts(_source(ticket).copy(), ticket.call.sends) for ticket in tickets]
-    for ticket in tickets:
-        _store(ticket, np.concatenate([row[ticket.rank] for row in parts]))
-
-
-def _do_barrier(tickets: list[Ticket]) -> None:
-    return None
-
-
-_VERBS: dict[str, Callable[[list[Ticket]], None]] = {
-    "broadcast": _do_broadcast,
-    "reduce": _do_reduce,
-    "all_reduce": _do_reduce,
-    "reduce_scatter": _do_reduce_scatter,
-    "gather": _do_gather,
-    "all_gather": _do_gather,
-    "scatter": _do_scatter,
-    "all_to_all": _do_all_to_all,
-    "barrier": _do_barrier,
-}
