@@ -345,6 +345,8 @@ class BatchISendIRecv(_Primitive):
 
     def __call__(self, input_x: Sequence[Any] = ()) -> tuple[Any, ...]:
         """Return one tensor for each entry: what came, or a zero without meaning after a send."""
+        if not isinstance(input_x, list | tuple):
+            raise ArgumentTypeError(f"expected a list of tensors, got {type(input_x).__name__}")
         given = [tensor for tensor in input_x if tensor is not None]
         if list(self.op_types).count("isend") != len(given):
             raise ArgumentError(f"{len(given)} tensors to send for the op_types {self.op_types}")

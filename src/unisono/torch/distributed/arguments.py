@@ -145,7 +145,7 @@ def operator(op: Any, data: Buffer) -> ReduceOp:
 def _from_torch(op: Any) -> ReduceOp:
     """Real torch has the names as members of an enum, and objects that hold one as `op`."""
     kind = getattr(op, "op", op)
-    name = getattr(kind, "name", "")
+    name = str(getattr(kind, "name", ""))
     if not getattr(type(kind), "__module__", "").startswith("torch") or not hasattr(ReduceOp, name):
         raise ArgumentTypeError(f"expected a ReduceOp, got {op!r}")
     if name == "PREMUL_SUM":
