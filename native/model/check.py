@@ -88,7 +88,10 @@ RIGHT = [
     right("group", "every call ends", "RANKS=3 CALLS=1 DEATHS=1 QUITS=1", "ltl"),
     right("group", "one outcome", "RANKS=4 CALLS=3 DEATHS=2 ONE_OUTCOME", "bitstate"),
     right(
-        "group", "one outcome, deadlines", "RANKS=4 CALLS=2 DEATHS=1 QUITS=1 ONE_OUTCOME", "bitstate"
+        "group",
+        "one outcome, deadlines",
+        "RANKS=4 CALLS=2 DEATHS=1 QUITS=1 ONE_OUTCOME",
+        "bitstate",
     ),
     right("shrink", "one new group", "RANKS=3 DEATHS=1", quick=True),
     right("shrink", "one new group", "RANKS=3 DEATHS=2"),
