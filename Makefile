@@ -6,6 +6,9 @@
 #   make torch-suite   PyTorch's own suite of distributed tests, on the backend "unisono"
 #   make test-openmpi  the engine mpi over Open MPI
 #   make bench-hosts   engine hybrid next to Gloo, on hosts that are namespaces
+#   make soak       random calls under random kills, stops and delays, for ten minutes
+#   make fuzz       100,000 calls of every function of both faces, with right and wrong arguments
+#   make resources  10,000 groups, 1,000,000 collectives, 1,000 worlds: nothing grows
 #   make sanitize   the C++ tests under address, undefined and thread sanitizers
 #   make model      the protocol of the shared memory, checked with spin (apt-get install spin)
 #   make bench      the table in the README
@@ -27,7 +30,8 @@ $(BIN)/cmake --build build/$(1)
 $(BIN)/ctest --test-dir build/$(1) --output-on-failure
 endef
 
-.PHONY: demo test test-native test-python test-engines test-mindspore test-bare torch-suite test-openmpi sanitize model bench bench-hosts lint format clean
+.PHONY: demo test test-native test-python test-engines test-mindspore test-bare torch-suite test-openmpi \
+        soak fuzz resources sanitize model bench bench-hosts lint format clean
 
 demo: .venv/.installed
 	$(BIN)/unisono demo
@@ -105,6 +109,17 @@ test-bare: .venv-bare/.installed
 
 torch-suite: .venv/.installed .venv/.dev
 	PYTHONPATH=tests $(BIN)/python -m torch_suite --world-size 2 4 --jobs 2
+
+# The number of a run is printed first; --seed with it makes the same calls again.
+soak: .venv/.installed .venv/.dev
+	$(BIN)/python tests/soak.py --minutes 10
+
+fuzz: .venv/.installed .venv/.dev
+	$(BIN)/python tests/fuzz_run.py --cases 100000
+
+# These take minutes where the tests of make test take seconds.
+resources: .venv/.installed .venv/.dev
+	UNISONO_RESOURCES=full $(BIN)/python -m pytest -s -o faulthandler_timeout=0 tests/test_resources.py
 
 sanitize: .venv/.dev
 	$(call native-tests,sanitize-address,-DUNISONO_SANITIZE="address$(COMMA)undefined")

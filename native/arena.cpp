@@ -17,29 +17,11 @@
 #include <new>
 #include <string>
 
+#include "process.hpp"
+
 namespace unisono {
 
 namespace {
-
-constexpr std::uint64_t magic = 0x6f6e6f73696e75;  // "unisono"
-constexpr std::uint32_t layout = 1;
-
-/// Where the parts of the arena stand, from the number of ranks alone.
-struct Plan {
-    explicit Plan(int size) {
-        const auto n = static_cast<std::size_t>(size);
-        residents = sizeof(JobHeader);
-        channels = residents + n * sizeof(Resident);
-        rings = round_up(channels + n * n * sizeof(Channel), page);
-        // 64 KiB cells up to 8 ranks, then smaller, so that all rings together stay below 16 MiB.
-        cell = std::size_t{64} << 10;
-        while (cell > 2 * page && n * n * Arena::ring_cells * cell > (std::size_t{16} << 20))
-            cell /= 2;
-        world = round_up(rings + n * n * Arena::ring_cells * cell, std::size_t{2} << 20);
-    }
-
-    std::size_t residents, channels, rings, cell, world;
-};
 
 constexpr std::size_t plenty = ~std::size_t{0} >> 2;  // where the kernel names no limit
 
@@ -111,6 +93,19 @@ void commit_pages(int fd, std::size_t offset, std::size_t bytes) {
 
 }  // namespace
 
+ArenaPlan::ArenaPlan(int size) {
+    const auto n = static_cast<std::size_t>(size);
+    residents = sizeof(JobHeader);
+    channels = residents + n * sizeof(Resident);
+    logs = round_up(channels + n * n * sizeof(Channel), page);
+    log = round_up(sizeof(LogMemory), page);
+    rings = logs + n * log;
+    // 64 KiB cells up to 8 ranks, then smaller, so that all rings together stay below 16 MiB.
+    cell = std::size_t{64} << 10;
+    while (cell > 2 * page && n * n * Arena::ring_cells * cell > (std::size_t{16} << 20)) cell /= 2;
+    world = round_up(rings + n * n * Arena::ring_cells * cell, std::size_t{2} << 20);
+}
+
 Mapping::Mapping(int fd, std::size_t offset, std::size_t bytes) : bytes_(bytes) {
     void* address =
         mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(offset));
@@ -127,11 +122,11 @@ int Arena::create(int size) {
     const int fd = memfd_create("unisono", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) refuse_system("memfd_create");
     try {
-        const Plan plan(size);
-        commit_pages(fd, 0, plan.rings);
+        const ArenaPlan plan(size);
+        commit_pages(fd, 0, plan.logs);
         // Nobody can shrink the file under the others, which would be SIGBUS for them.
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK);
-        Mapping mapping(fd, 0, plan.rings);
+        Mapping mapping(fd, 0, plan.logs);
         auto* header = new (mapping.data()) JobHeader{};
         for (int rank = 0; rank < size; ++rank)
             new (mapping.data() + plan.residents +
@@ -139,10 +134,10 @@ int Arena::create(int size) {
         for (int pair = 0; pair < size * size; ++pair)
             new (mapping.data() + plan.channels + static_cast<std::size_t>(pair) * sizeof(Channel))
                 Channel;
-        header->layout = layout;
+        header->layout = arena_layout;
         header->size = static_cast<std::uint32_t>(size);
         header->next_offset.store(plan.world, std::memory_order_relaxed);
-        header->magic = magic;
+        header->magic = arena_magic;
     } catch (...) {
         close(fd);
         throw;
@@ -154,13 +149,13 @@ Arena::Arena(int fd) : fd_(fd) {
     {
         const Mapping first(fd, 0, page);
         const auto* header = reinterpret_cast<const JobHeader*>(first.data());
-        if (header->magic != magic || header->layout != layout)
+        if (header->magic != arena_magic || header->layout != arena_layout)
             throw Failure(Fault::system,
                           "the ranks run different versions of unisono; "
                           "install the same one for all of them");
         size_ = static_cast<int>(header->size);
     }
-    const Plan plan(size_);
+    const ArenaPlan plan(size_);
     cell_bytes_ = plan.cell;
     rings_offset_ = plan.rings;
     world_offset_ = plan.world;
@@ -168,6 +163,7 @@ Arena::Arena(int fd) : fd_(fd) {
     header_ = reinterpret_cast<JobHeader*>(base_->data());
     residents_ = reinterpret_cast<Resident*>(base_->data() + plan.residents);
     channels_ = reinterpret_cast<Channel*>(base_->data() + plan.channels);
+    logs_ = std::make_unique<Log[]>(static_cast<std::size_t>(size_));
 }
 
 Arena::~Arena() {
@@ -178,7 +174,12 @@ Arena::~Arena() {
 
 void Arena::enter(int rank) {
     Resident& self = resident(rank);
+    const ArenaPlan plan(size_);
+    const std::size_t place = plan.logs + static_cast<std::size_t>(rank) * plan.log;
+    commit(place, plan.log);
+    log(rank).attach(new (base_->data() + place) LogMemory{});
     self.session = getsid(0);
+    self.started = look_at(getpid()).started;
     cpu_set_t mask;
     CPU_ZERO(&mask);
     if (sched_getaffinity(0, sizeof mask, &mask) == 0)
@@ -196,11 +197,14 @@ void Arena::meet(int rank) {
     const std::lock_guard lock(mutex_);
     if (!handles_.empty())
         return;  // ranks that are threads share this object: one meeting is enough
+    const ArenaPlan plan(size_);
     bool one_session = true;
     for (int peer = 0; peer < size_; ++peer) {
         const Resident& other = resident(peer);
         const pid_t pid = other.pid.load(std::memory_order_acquire);  // pairs with enter()
         one_session = one_session && other.session == resident(rank).session;
+        log(peer).attach(reinterpret_cast<LogMemory*>(base_->data() + plan.logs +
+                                                      static_cast<std::size_t>(peer) * plan.log));
         const bool ourselves = peer == rank || pid == getpid();
         const long handle = ourselves ? -1 : syscall(SYS_pidfd_open, pid, 0);
         if (!ourselves && handle < 0 && errno != ESRCH) refuse_system("pidfd_open");
@@ -224,6 +228,10 @@ void Arena::meet(int rank) {
 
 void Arena::commit_ring(int from, int to) {
     commit(ring_offset(from, to), ring_cells * cell_bytes_);
+}
+
+void Arena::release_ring(int from, int to) noexcept {
+    release(ring_offset(from, to), ring_cells * cell_bytes_);
 }
 
 std::size_t Arena::allocate(std::size_t bytes) {
@@ -258,6 +266,68 @@ bool Arena::alive(int rank) noexcept {
     if (handle == -2) return false;
     pollfd poller{handle, POLLIN, 0};  // readable once the process has ended, reaped or not
     return poll(&poller, 1, 0) == 0;
+}
+
+void Arena::exit(int rank) noexcept {
+    // Relaxed: whoever sees the end of a group by this rank, which comes later, sees this too.
+    resident(rank).exiting.store(now(), std::memory_order_relaxed);
+}
+
+bool Arena::about_to_end(int rank) noexcept {
+    constexpr std::uint64_t soon = 800'000'000;  // long for the end of a Python process
+    const std::uint64_t began = resident(rank).exiting.load(std::memory_order_relaxed);
+    return began != 0 && now() < began + soon && alive(rank);
+}
+
+std::string Arena::fate(int rank) {
+    Resident& other = resident(rank);
+    if (alive(rank))
+        return other.exiting.load(std::memory_order_relaxed) != 0
+                   ? "is ending; how is not known yet"
+                   : "is lost";
+    const pid_t pid = other.pid.load(std::memory_order_relaxed);
+    // Its parent collects it at some time, and only one kernel in many remembers longer: so whoever
+    // learns it first tells the others. Relaxed: the word is all there is to know.
+    if (other.ended.load(std::memory_order_relaxed) == 0) {
+        const int handle = rank < static_cast<int>(handles_.size()) ? handles_[rank] : -1;
+        const Process process = look_at(pid);
+        std::optional<int> status;
+        if (process.state == 'Z' && process.started == other.started) status = process.status;
+        if (!status && handle >= 0) status = status_behind(handle);
+        std::uint64_t unknown = 0;
+        if (status)
+            other.ended.compare_exchange_strong(
+                unknown, std::uint64_t{1} << 32 | static_cast<std::uint32_t>(*status),
+                std::memory_order_relaxed);
+    }
+    const std::uint64_t word = other.ended.load(std::memory_order_relaxed);
+    if (word == 0) return "ended without leaving the job; how is not known";
+    const std::string text = ending(static_cast<int>(static_cast<std::uint32_t>(word)));
+    return text.starts_with("killed") ? "was " + text : text;
+}
+
+std::string Arena::deed(int rank, std::uint32_t group) {
+    const auto entry = log(rank).last(group);
+    if (!entry) return {};
+    std::string text = entry->call.text();
+    if (!entry->call.is_message()) text += format(" (call %u)", entry->call.number);
+    text += log(rank).at(*entry);
+    if (entry->group != group) text += format(" in group %u", entry->group);
+    const bool running = entry->state == State::running;
+    const std::uint64_t since = running ? entry->began : entry->ended;
+    const std::uint64_t time = now();
+    const double seconds = time > since ? static_cast<double>(time - since) * 1e-9 : 0;
+    return text + (running ? format(", in which it has been for %.1f s", seconds)
+                           : format(", which ended %.1f s ago", seconds));
+}
+
+bool Arena::claim_trace() noexcept {
+    constexpr std::uint64_t second = 1'000'000'000;
+    const std::uint64_t time = now();
+    // Relaxed: the word only says who may write, and files are ordered by the file system.
+    std::uint64_t claimed = header_->trace_claimed.load(std::memory_order_relaxed);
+    if (claimed != 0 && time < claimed + second) return false;
+    return header_->trace_claimed.compare_exchange_strong(claimed, time, std::memory_order_relaxed);
 }
 
 }  // namespace unisono

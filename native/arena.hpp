@@ -5,6 +5,7 @@
 //   JobHeader            size of the world, the next free offset, the next group number
 //   Resident[size]       one for each rank: pid, session, cores, doorbell for messages
 //   Channel[size*size]   message rings from each rank to each rank: counters only
+//   LogMemory[size]      what each rank called last (log.hpp)
 //   ring cells           the bytes of the rings
 //   groups               the world first, then subgroups as they are made (group.hpp)
 //
@@ -20,8 +21,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
+#include "log.hpp"
 #include "wait.hpp"
 
 namespace unisono {
@@ -40,6 +43,8 @@ struct alignas(128) JobHeader {
     std::uint32_t size;
     std::atomic<std::uint64_t> next_offset;
     std::atomic<std::uint32_t> next_group;
+    std::atomic<std::uint64_t> trace_claimed;  ///< when a rank last began to write the job's trace
+    std::atomic<std::uint64_t> trace_written;  ///< when a rank had last written it
 };
 
 /// One rank of the job, written by itself.
@@ -48,6 +53,9 @@ struct alignas(128) Resident {
     std::atomic<std::int32_t> pid{0};    ///< 0 until the rank has attached
     std::atomic<std::uint32_t> left{0};  ///< 1 once the rank has closed its world
     std::int32_t session = 0;
+    std::uint64_t started = 0;              ///< when the process was started, by the kernel's count
+    std::atomic<std::uint64_t> exiting{0};  ///< when the process began to end; 0: it has not
+    std::atomic<std::uint64_t> ended{0};    ///< 2^32 + its status, by the first who has learnt it
     std::uint64_t cores[max_cores / 64] = {};
 };
 
@@ -56,6 +64,16 @@ struct Channel {
     alignas(128) std::atomic<std::uint64_t> written{0};  ///< cells filled, by the sender
     alignas(128) std::atomic<std::uint64_t> read{0};     ///< cells emptied, by the receiver
 };
+
+/// Where the parts of the arena stand, from the number of ranks alone.
+struct ArenaPlan {
+    explicit ArenaPlan(int size);
+
+    std::size_t residents, channels, logs, log, rings, cell, world;
+};
+
+inline constexpr std::uint64_t arena_magic = 0x6f6e6f73696e75;  // "unisono"
+inline constexpr std::uint32_t arena_layout = 2;
 
 /// A stretch of the memfd in this process's address space.
 class Mapping {
@@ -108,6 +126,9 @@ public:
     /// Asks the kernel for the pages of a ring; the sender does, before it first writes.
     void commit_ring(int from, int to);
 
+    /// Gives the pages of a ring back, which nobody reads or writes any more.
+    void release_ring(int from, int to) noexcept;
+
     /// Room for a new group: fetches an offset that nobody else will get.
     std::size_t allocate(std::size_t bytes);
 
@@ -125,6 +146,40 @@ public:
 
     /// Whether the process of a rank still runs. A stopped process does.
     bool alive(int rank) noexcept;
+
+    /// Says that this rank's process is about to end, which others would like to see for
+    /// themselves: what comes after tells them how.
+    void exit(int rank) noexcept;
+
+    /// Whether a rank has said so and will soon have ended: then it pays to wait for that.
+    bool about_to_end(int rank) noexcept;
+
+    /// How a rank was lost: "was killed by SIGKILL", "is ending", as far as it can be known.
+    std::string fate(int rank);
+
+    /// What a rank called last: its log as this process sees it. Empty until it has entered.
+    Log& log(int rank) noexcept { return logs_[static_cast<std::size_t>(rank)]; }
+
+    /// "all_reduce float32 x 8 sum (call 3) at train.py:88, which ended 0.2 s ago": what a rank
+    /// does or did last. `group` is whose business it is; empty if the rank has called nothing yet.
+    std::string deed(int rank, std::uint32_t group);
+
+    /// Tries to be the one who writes the job's trace; only one may in each second.
+    bool claim_trace() noexcept;
+
+    /// Says that the trace has been written since it was last claimed.
+    void note_trace() noexcept {
+        // Relaxed, as in claim_trace().
+        header_->trace_written.store(now(), std::memory_order_relaxed);
+    }
+
+    /// Whether whoever claimed the trace last has written it.
+    bool trace_is_fresh() const noexcept {
+        return header_->trace_written.load(std::memory_order_relaxed) >=
+               header_->trace_claimed.load(std::memory_order_relaxed);
+    }
+
+    int fd() const noexcept { return fd_; }
 
     std::size_t world_offset() const noexcept { return world_offset_; }
 
@@ -147,6 +202,7 @@ private:
     JobHeader* header_ = nullptr;
     Resident* residents_ = nullptr;
     Channel* channels_ = nullptr;
+    std::unique_ptr<Log[]> logs_;
     Patience patience_;
     bool crowded_ = false;
     std::vector<int> handles_;  ///< a pidfd for each rank, -1 for ourselves

@@ -1,5 +1,5 @@
-// native/bind.cpp: the only file that knows Python. Converts arguments, releases the GIL, calls one
-// function, and turns Failure into the classes of unisono.errors.
+// native/bind.cpp: with bind_places.hpp the only file that knows Python. Converts arguments,
+// releases the GIL, calls one function, and turns Failure into the classes of unisono.errors.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -10,8 +10,10 @@
 #include <memory>
 #include <optional>
 
+#include "bind_places.hpp"
 #include "communicator.hpp"
 #include "kernels.hpp"
+#include "viewer.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -110,6 +112,7 @@ std::optional<Pending> collective_uneven(Communicator& self, int verb, std::uint
     request.count = count;
     request.sends = std::move(sends);
     request.receives = std::move(receives);
+    request.place = Places::current();
     if (!blocking)
         return Pending{guarded([&] { return self.start(std::move(request), seconds); }), nullptr};
     guarded([&] { self.run(request, {seconds, interrupted}); });
@@ -134,6 +137,8 @@ Pending message(Communicator& self, bool sending, std::uintptr_t data, std::uint
     letter->bytes = count * item;
     letter->dtype_code = static_cast<std::uint8_t>(dtype);
     letter->item = item;
+    letter->recorded = true;
+    letter->place = Places::current();
     guarded([&] {
         if (blocking)
             self.run(letter, {seconds, interrupted});
@@ -146,6 +151,45 @@ Pending message(Communicator& self, bool sending, std::uintptr_t data, std::uint
 std::unique_ptr<Communicator> split(Communicator& self, const std::vector<int>& ranks,
                                     std::int64_t key, double seconds) {
     return guarded([&] { return self.split(ranks, key, {seconds, interrupted}); });
+}
+
+std::unique_ptr<Communicator> shrink(Communicator& self, const std::vector<int>& exclude,
+                                     double seconds) {
+    return guarded([&] { return self.shrink(exclude, {seconds, interrupted}); });
+}
+
+/// Text that may hold anything, as a string.
+nb::object text_or_none(const std::string& text) {
+    if (text.empty()) return nb::none();
+    return nb::steal(
+        PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
+/// One record as a tuple, in the order of core/trace.py.
+nb::tuple record(const Entry& entry, const std::string& place) {
+    const Call& call = entry.call;
+    const auto number = [](bool known, auto value) -> nb::object {
+        return known ? nb::object(nb::int_(value)) : nb::none();
+    };
+    const bool moves = call.verb != Verb::barrier;
+    return nb::make_tuple(
+        entry.sequence, entry.group, number(call.number != 0, call.number), name(call.verb),
+        text_or_none(moves ? name(static_cast<DType>(call.dtype)) : ""), number(moves, call.count),
+        text_or_none(name(call.op)), number(!call.is_message() && call.root >= 0, call.root),
+        number(call.is_message() && call.root >= 0, call.root), text_or_none(place), entry.began,
+        number(entry.ended != 0, entry.ended), name(entry.state));
+}
+
+/// For each rank: pid, state, records, and for whom its call waits (world ranks, or None).
+nb::list look(const Viewer& viewer) {
+    nb::list ranks;
+    for (int rank = 0; rank < viewer.size(); ++rank) {
+        const Sight sight = guarded([&] { return viewer.look(rank); });
+        nb::list calls;
+        for (const auto& [entry, place] : sight.calls) calls.append(record(entry, place));
+        ranks.append(nb::make_tuple(sight.pid, sight.state, calls, sight.missing));
+    }
+    return ranks;
 }
 
 /// The codes that Python has to know, by name.
@@ -171,6 +215,7 @@ NB_MODULE(_native, m) {
     // nothing about it, and the report would stand below the error that he has to see.
     nb::set_leak_warnings(false);
 #endif
+    Places::prepare();
     m.def("create", [](int size) { return guarded([&] { return Job::create(size); }); }, "size"_a);
     m.def("isa", [] { return kernels().isa; });
     m.def("tables", &tables);
@@ -183,10 +228,21 @@ NB_MODULE(_native, m) {
         .def(nb::init<int, int>(), "fd"_a, "rank"_a)
         .def("meet", [](Job& self) { guarded([&] { self.meet(); }); })
         .def("crowded", [](const Job& self) { return self.arena()->crowded(); })
+        .def("exit", &Job::exit)
+        .def("look", [](Job& self) { return look(*guarded([&] { return self.viewer(); })); })
+        .def("claim_trace", [](const Job& self) { return self.arena()->claim_trace(); })
+        .def("trace_written", [](const Job& self) { self.arena()->note_trace(); })
+        .def("trace_is_fresh", [](const Job& self) { return self.arena()->trace_is_fresh(); })
         .def("world_offset", [](const Job& self) { return self.arena()->world_offset(); })
         .def(
             "close", [](Job& self, double seconds) { guarded([&] { self.close(seconds); }); },
             "drain_seconds"_a);
+    nb::class_<Viewer>(m, "Viewer")
+        .def(
+            "__init__", [](Viewer* self, int fd) { guarded([&] { new (self) Viewer(fd); }); },
+            "fd"_a)
+        .def_prop_ro("size", &Viewer::size)
+        .def("look", &look);
     nb::class_<Communicator>(m, "Communicator")
         .def(nb::init<std::shared_ptr<Job>, std::size_t, int, int>(), "job"_a, "offset"_a, "rank"_a,
              "size"_a)
@@ -194,6 +250,8 @@ NB_MODULE(_native, m) {
         .def("collective_uneven", &collective_uneven)
         .def("message", &message)
         .def("split", &split, "ranks"_a, "key"_a, "seconds"_a)
+        .def("shrink", &shrink, "exclude"_a, "seconds"_a)
+        .def_prop_ro("world_ranks", &Communicator::world_ranks)
         .def(
             "close",
             [](Communicator& self, double seconds) { guarded([&] { self.close(seconds); }); },

@@ -66,6 +66,10 @@ std::string Call::text() const {
         words += format(" premul_sum(%g)", factor);
     else if (op != ReduceOp::none)
         words += format(" %s", name(op));
+    if (is_message()) {
+        words += verb == Verb::send ? " to " : " from ";
+        return words + (root < 0 ? std::string("any rank") : format("rank %d", root));
+    }
     if (root >= 0) words += format(" root %d", root);
     return words;
 }

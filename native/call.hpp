@@ -11,6 +11,13 @@
 
 namespace unisono {
 
+/// A line of the caller's source. `id` is below log_places, the same for the same text in all of a
+/// process; 0: not known.
+struct Place {
+    std::uint16_t id = 0;
+    const char* text = nullptr;  ///< "train.py:88"; lives as long as the process
+};
+
 /// One call, as a rank makes it. Counts are in elements.
 struct Request {
     Verb verb = Verb::nothing;
@@ -25,6 +32,7 @@ struct Request {
     std::uint64_t count = 0;  ///< of the smaller buffer: what one rank gives or gets
     /// For counts that differ by rank: what this rank sends to and receives from each. Else empty.
     std::vector<std::uint64_t> sends, receives;
+    Place place;
 };
 
 /// A request as others see it. Words are atomic because error messages read them at any time; they
@@ -38,16 +46,19 @@ struct Card {
 
 /// The fields of a card, unpacked.
 struct Call {
+    Call() = default;
     explicit Call(const Card& card) noexcept;
 
-    std::uint64_t count;
-    double factor;
-    std::int32_t root;
-    std::uint32_t number;
-    Verb verb;
-    std::uint8_t dtype;
-    ReduceOp op;
-    bool uneven;
+    std::uint64_t count = 0;
+    double factor = 1;
+    std::int32_t root = -1;
+    std::uint32_t number = 0;
+    Verb verb = Verb::nothing;
+    std::uint8_t dtype = 0;
+    ReduceOp op = ReduceOp::none;
+    bool uneven = false;
+
+    bool is_message() const noexcept { return verb == Verb::send || verb == Verb::recv; }
 
     /// Whether all agrees but the counts.
     bool same_kind(const Call& other) const noexcept;

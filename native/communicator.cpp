@@ -72,6 +72,16 @@ void Job::meet() {
     mailbox_ = std::make_unique<Mailbox>(arena_, rank_);
 }
 
+std::unique_ptr<Viewer> Job::viewer() const {
+    for (int rank = 0; rank < arena_->size(); ++rank)
+        if (!arena_->alive(rank)) arena_->fate(rank);
+    return std::make_unique<Viewer>(arena_->fd());
+}
+
+void Job::exit() noexcept {
+    if (!birth_.foreign()) arena_->exit(rank_);
+}
+
 void Job::close(double drain_seconds) noexcept {
     if (mailbox_ != nullptr && !birth_.foreign()) mailbox_->close(drain_seconds);
 }
@@ -102,6 +112,7 @@ std::shared_ptr<Letter> Communicator::letter(bool sending, int peer, std::int64_
     made->directory = worker_->group().directory();
     made->context = worker_->group().number();
     made->tag = tag;
+    made->page = worker_->group().page_number();
     return made;
 }
 
@@ -152,6 +163,27 @@ std::unique_ptr<Communicator> Communicator::split(const std::vector<int>& ranks,
     }
     return std::make_unique<Communicator>(job_, notice.offset, place,
                                           static_cast<int>(ranks.size()));
+}
+
+std::unique_ptr<Communicator> Communicator::shrink(const std::vector<int>& exclude,
+                                                   const Limits& limits) {
+    birth_.check();
+    Group& group = worker_->group();
+    worker_->retire();
+    job_->mailbox().end_group(group.number());
+    const std::size_t offset = group.shrink(exclude, limits);
+    const std::vector<int> ranks = Group::members_at(*job_->arena(), offset);
+    const auto own = std::find(ranks.begin(), ranks.end(), group.world_rank(group.rank()));
+    std::unique_ptr<Communicator> made;
+    if (own != ranks.end())
+        made = std::make_unique<Communicator>(job_, offset, static_cast<int>(own - ranks.begin()),
+                                              static_cast<int>(ranks.size()));
+    for (const int rank : world_ranks())
+        if (!job_->arena()->alive(rank)) job_->mailbox().forget(rank);
+    worker_->close(0);
+    if (made == nullptr)
+        throw Failure(Fault::closed, "the others have shrunk the group without this rank");
+    return made;
 }
 
 void Communicator::close(double drain_seconds) noexcept {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "mailbox.hpp"
+#include "viewer.hpp"
 
 namespace unisono {
 
@@ -37,8 +38,14 @@ public:
     /// Gets to know the others, who have all taken their places.
     void meet();
 
+    /// Says that this process is about to end.
+    void exit() noexcept;
+
     /// Lets messages end for up to `drain_seconds`, then leaves for good.
     void close(double drain_seconds) noexcept;
+
+    /// Looks at all ranks, after having found out how those ended that have.
+    std::unique_ptr<Viewer> viewer() const;
 
     const std::shared_ptr<Arena>& arena() const noexcept { return arena_; }
     Mailbox& mailbox() const noexcept { return *mailbox_; }
@@ -77,6 +84,15 @@ public:
     /// first of them makes the memory and tells the others where it is.
     std::unique_ptr<Communicator> split(const std::vector<int>& ranks, std::int64_t key,
                                         const Limits& limits);
+
+    /// Makes the group of all members that are alive, but for those of `exclude`; called by all of
+    /// them. Calls of this group end, and it is closed.
+    std::unique_ptr<Communicator> shrink(const std::vector<int>& exclude, const Limits& limits);
+
+    /// The ranks of the world that are in the group, in order.
+    const std::vector<int>& world_ranks() const noexcept {
+        return worker_->group().directory()->world_ranks;
+    }
 
     /// Lets queued calls end for up to `drain_seconds`, then leaves the group.
     void close(double drain_seconds) noexcept;

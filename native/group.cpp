@@ -8,30 +8,21 @@
 
 namespace unisono {
 
-namespace {
-
-/// Where the parts of a group stand, from the number of its ranks alone.
-struct Plan {
-    explicit Plan(int size) {
-        const auto n = static_cast<std::size_t>(size);
-        world_ranks = sizeof(GroupHeader);
-        members = round_up(world_ranks + n * sizeof(std::int32_t), 128);
-        rows = members + n * sizeof(Member);
-        slots = round_up(rows + 4 * n * n * sizeof(std::uint64_t), page);
-        // 1 MiB a slot up to 32 ranks, then smaller, so that a group stays at 64 MiB or less.
-        slot = std::size_t{1} << 20;
-        while (slot > (std::size_t{64} << 10) && 2 * n * slot > (std::size_t{64} << 20)) slot /= 2;
-        bytes = slots + 2 * n * slot;
-    }
-
-    std::size_t world_ranks, members, rows, slots, slot, bytes;
-};
-
-}  // namespace
+GroupPlan::GroupPlan(int size) {
+    const auto n = static_cast<std::size_t>(size);
+    world_ranks = sizeof(GroupHeader);
+    members = round_up(world_ranks + n * sizeof(std::int32_t), 128);
+    rows = members + n * sizeof(Member);
+    slots = round_up(rows + 4 * n * n * sizeof(std::uint64_t), page);
+    // 1 MiB a slot up to 32 ranks, then smaller, so that a group stays at 64 MiB or less.
+    slot = std::size_t{1} << 20;
+    while (slot > (std::size_t{64} << 10) && 2 * n * slot > (std::size_t{64} << 20)) slot /= 2;
+    bytes = slots + 2 * n * slot;
+}
 
 std::size_t Group::prepare(Arena& arena, const std::vector<int>& world_ranks, bool whole) {
     const int size = static_cast<int>(world_ranks.size());
-    const Plan plan(size);
+    const GroupPlan plan(size);
     const std::size_t offset = arena.allocate(plan.bytes);
     arena.commit(offset, whole ? plan.bytes : plan.slots);
     const auto mapping = arena.map(offset, plan.bytes);
@@ -49,7 +40,7 @@ std::size_t Group::prepare(Arena& arena, const std::vector<int>& world_ranks, bo
 
 Group::Group(std::shared_ptr<Arena> arena, std::size_t offset, int rank, int size)
     : arena_(std::move(arena)), offset_(offset), rank_(rank), size_(size) {
-    const Plan plan(size);
+    const GroupPlan plan(size);
     bytes_ = plan.bytes;
     slot_bytes_ = plan.slot;
     slots_offset_ = offset + plan.slots;
@@ -59,6 +50,7 @@ Group::Group(std::shared_ptr<Arena> arena, std::size_t offset, int rank, int siz
     rows_ = reinterpret_cast<std::uint64_t*>(mapping_->data() + plan.rows);
     slots_ = mapping_->data() + plan.slots;
     committed_ = header_->committed;
+    number_ = header_->number;
     const auto* ranks = reinterpret_cast<const std::int32_t*>(mapping_->data() + plan.world_ranks);
     directory_ = std::make_shared<Directory>(
         Directory{std::vector<int>(ranks, ranks + size), mapping_, members_});
@@ -74,10 +66,23 @@ Group::~Group() {
 void Group::close() noexcept {
     if (closed_) return;
     closed_ = true;
+    usable_.store(false, std::memory_order_relaxed);  // a hint for usable(), which orders nothing
     if (broken_ == nullptr) give_up(Leave::closed, rank_);
-    // The last one out gives the pages back; the offset is not used again. acq_rel: pairs with the
-    // other members' increments, so that their last writes come before the pages go.
-    if (header_->closed.fetch_add(1, std::memory_order_acq_rel) + 1 == header_->size)
+    for (int peer = 0; peer < size_; ++peer)
+        if (peer != rank_ && !arena_->alive(world_rank(peer))) settle(peer);
+    settle(rank_);
+}
+
+/// Counts a member out, once. The last one gives the pages back; the offset is not used again.
+void Group::settle(int rank) noexcept {
+    // acquire, release: pairs with gone() on members that wait for the smaller group, and a rank
+    // that has ended may be counted out by several of us.
+    if (members_[rank].settled.exchange(1, std::memory_order_acq_rel) != 0) return;
+    wake_all(members_[rank].turn);
+    // acq_rel: pairs with the other members' increments, so that their last writes come before the
+    // pages go.
+    if (header_->closed.fetch_add(1, std::memory_order_acq_rel) + 1 ==
+        static_cast<std::uint32_t>(size_))
         arena_->release(offset_, bytes_);
 }
 
@@ -94,6 +99,7 @@ void Group::run(const Request& request, const Limits& limits) {
     } catch (const Failure& failure) {
         if (failure.fault != Fault::mismatch) {  // after a mismatch all ranks are still in step
             broken_ = std::make_unique<Failure>(failure);
+            usable_.store(false, std::memory_order_relaxed);  // as in close()
             const int blamed = failure.ranks.empty() ? rank_ : failure.ranks.front();
             switch (failure.fault) {
                 case Fault::timeout:
@@ -107,9 +113,11 @@ void Group::run(const Request& request, const Limits& limits) {
                     break;
                 case Fault::interrupted:
                     broken_->fault = Fault::closed;
+                    shut_out();
                     give_up(Leave::interrupted, rank_);
                     break;
                 default:
+                    shut_out();
                     give_up(Leave::stopped, rank_);
                     break;
             }
@@ -121,7 +129,7 @@ void Group::run(const Request& request, const Limits& limits) {
 void Group::give_up(Leave why, int blamed) noexcept {
     Member& self = members_[rank_];
     const auto word = static_cast<std::uint32_t>(why) | static_cast<std::uint32_t>(blamed + 1) << 8;
-    self.gave_up.store(word, std::memory_order_seq_cst);  // pairs with check_peers(), barrier()
+    self.gave_up.store(word, std::memory_order_seq_cst);  // pairs with check_peers()
     wake_all(self.turn);
 }
 
@@ -157,25 +165,39 @@ bool Group::reached(int peer) const noexcept {
 }
 
 void Group::barrier() {
-    ++turn_;
+    turn_ += 2;
     fence();  // streaming stores are not ordered by the store of the turn
-    post(members_[rank_].turn, turn_);
-    bool somebody_left = false;
-    for (int i = 1; i < size_; ++i) {
-        const int peer = (rank_ + i) % size_;
-        wait_for(peer);
-        // seq_cst: pairs with give_up(). We have posted our turn: either a peer that gives up sees
-        // it, or we see that it gave up. The word stands in the line that we have just read.
-        somebody_left =
-            somebody_left || members_[peer].gave_up.load(std::memory_order_seq_cst) != 0;
-    }
-    if (somebody_left) check_departed();
+    // Fails if a peer has given this barrier up, and has shut us out of it.
+    if (!post_from(members_[rank_].turn, turn_ - 2, turn_)) raise_given_up();
+    for (int i = 1; i < size_; ++i) wait_for((rank_ + i) % size_);
 }
 
 void Group::wait_for(int peer) {
     wait_until(
         members_[peer].turn, arena_->patience(), *limits_, [&] { return reached(peer); },
-        [&] { check_peers(); }, [&] { expire(); });
+        [&] { check_peers(); },
+        [&] {
+            if (shut_out()) expire(at_deadline());
+        });
+}
+
+/// Gives up the barrier in which we wait: makes the turn of one peer that has not come odd, so that
+/// it cannot come any more. From then on nobody passes: a call ends well on all ranks or on none.
+/// False if all have come in the meantime; then there is nothing to give up.
+bool Group::shut_out() noexcept {
+    for (int peer = 0; peer < size_; ++peer) {
+        if (peer == rank_) continue;
+        std::uint32_t seen = turn_ - 2;
+        // seq_cst: pairs with post_from() in barrier(): either the peer has come, or it finds that
+        // it has been shut out.
+        if (members_[peer].turn.value.compare_exchange_strong(seen, turn_ - 1,
+                                                              std::memory_order_seq_cst)) {
+            wake_all(members_[peer].turn);
+            return true;
+        }
+        if (seen == turn_ - 1) return true;  // another one has done so
+    }
+    return false;
 }
 
 void Group::check_peers() {
@@ -183,79 +205,51 @@ void Group::check_peers() {
         throw Failure(Fault::closed, "the group was closed while this call was waiting");
     for (int peer = 0; peer < size_; ++peer) {
         if (peer == rank_ || reached(peer)) continue;
+        // acquire: pairs with shut_out().
+        if (members_[peer].turn.value.load(std::memory_order_acquire) == turn_ - 1)
+            check_given_up(true);
         const std::uint32_t word =
             members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
         const bool dead = word == 0 && !arena_->alive(world_rank(peer));
         if ((word == 0 && !dead) || reached(peer)) continue;  // it may have answered and then ended
+        if (static_cast<Leave>(word & 0xff) == Leave::closed &&
+            arena_->about_to_end(world_rank(peer)))
+            continue;  // in a moment we can say how it ended
         raise_departed(peer, word);
     }
 }
 
-/// A peer came to this barrier and then gave it up, because we or others were late: its call has
-/// failed, so ours must not end as if nothing had happened.
-void Group::check_departed() {
+/// Somebody has given this barrier up: raises who it was, as soon as that is known. Ranks that
+/// `came` and waited like a peer whose deadline is over share its error.
+void Group::check_given_up(bool came) {
     for (int peer = 0; peer < size_; ++peer) {
+        if (peer == rank_) continue;
         const std::uint32_t word =
             members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
-        const auto why = static_cast<Leave>(word & 0xff);
-        // Memory is asked for between barriers: whoever got none had passed this one, and our call
-        // may well have ended for it. The next barrier, to which it does not come, tells us.
-        if (why == Leave::no || why == Leave::closed || why == Leave::memory) continue;
-        if (members_[peer].turn.value.load(std::memory_order_relaxed) == turn_)
-            raise_departed(peer, word);
+        switch (static_cast<Leave>(word & 0xff)) {
+            case Leave::timeout:
+                if (came) expire(format("ended at the deadline of %s,", who(peer).c_str()));
+                raise_departed(peer, word);
+            case Leave::stopped:
+            case Leave::interrupted:
+            case Leave::lost:
+                raise_departed(peer, word);
+            case Leave::no:  // it may have died just after it had shut somebody out
+                if (!arena_->alive(world_rank(peer))) raise_departed(peer, word);
+                break;
+            default:
+                break;
+        }
     }
 }
 
-void Group::raise_departed(int peer, std::uint32_t word) {
-    const int blamed = static_cast<int>(word >> 8) - 1;
-    const std::string culprit = who(peer);
-    switch (static_cast<Leave>(word & 0xff)) {
-        case Leave::no:
-            throw Failure(Fault::lost,
-                          format("%s has ended; its last call was %s", culprit.c_str(),
-                                 last_call(peer).c_str()),
-                          {peer});
-        case Leave::closed:
-        case Leave::stopped:
-            throw Failure(Fault::lost, format("%s closed the group", culprit.c_str()), {peer});
-        case Leave::timeout:
-            throw Failure(Fault::lost,
-                          format("%s gave up at its deadline, waiting for %s", culprit.c_str(),
-                                 blamed == rank_ ? "this rank" : who(blamed).c_str()),
-                          {peer});
-        case Leave::interrupted:
-            throw Failure(Fault::lost, format("%s was interrupted in its call", culprit.c_str()),
-                          {peer});
-        case Leave::lost:
-            throw Failure(
-                Fault::lost,
-                format("%s is lost, as %s has seen", who(blamed).c_str(), culprit.c_str()),
-                {blamed});
-        case Leave::memory:
-            throw Failure(
-                Fault::memory,
-                format("%s found no shared memory for its call; the slots of a rank take "
-                       "up to %.1f MiB",
-                       who(blamed).c_str(), 2 * static_cast<double>(slot_bytes_) / (1 << 20)),
-                {blamed});
-    }
+/// We have been shut out of a barrier; whoever did it is about to say why.
+void Group::raise_given_up() {
+    check_given_up(false);
+    wait_until(
+        members_[rank_].turn, arena_->patience(), *limits_, [] { return false; },
+        [&] { check_given_up(false); }, [&] { expire(at_deadline()); });
     __builtin_unreachable();
-}
-
-void Group::expire() {
-    std::vector<int> missing;
-    std::string text;
-    for (int peer = 0; peer < size_; ++peer) {
-        if (peer == rank_ || reached(peer)) continue;
-        missing.push_back(peer);
-        text += format("%s%s is alive but has not come, its last call was %s",
-                       text.empty() ? "" : "; ", who(peer).c_str(), last_call(peer).c_str());
-    }
-    throw Failure(
-        Fault::timeout,
-        format("%s reached its timeout of %g s waiting for %s: %s", last_call(rank_).c_str(),
-               limits_->seconds, name_ranks(missing).c_str(), text.c_str()),
-        missing);
 }
 
 void Group::agree(const Request& request) {
@@ -305,35 +299,6 @@ void Group::compare_all() {
     largest_ = *std::max_element(matrix_.begin(), matrix_.end());
 }
 
-void Group::raise_mismatch() {
-    std::vector<std::pair<std::string, std::vector<int>>> sides;
-    for (int rank = 0; rank < size_; ++rank) {
-        const Call call(members_[rank].card[step_ & 1]);
-        std::string text = call.text();
-        if (call.uneven) {
-            const std::uint64_t* published = rows(rank);
-            for (const bool receiving : {false, true}) {
-                text += receiving ? ", receiving [" : ", sending [";
-                for (int peer = 0; peer < size_; ++peer)
-                    text += format(
-                        "%s%llu", peer == 0 ? "" : ", ",
-                        static_cast<unsigned long long>(published[receiving * size_ + peer]));
-                text += "]";
-            }
-        }
-        const auto same = std::find_if(sides.begin(), sides.end(),
-                                       [&](const auto& side) { return side.first == text; });
-        if (same == sides.end())
-            sides.emplace_back(text, std::vector<int>{rank});
-        else
-            same->second.push_back(rank);
-    }
-    std::string text = format("ranks disagree in call %u of the group", calls_);
-    for (const auto& [call, ranks] : sides)
-        text += format("; %s: %s", name_ranks(ranks).c_str(), call.c_str());
-    throw Failure(Fault::mismatch, text);
-}
-
 void Group::probe(std::size_t bytes) {
     constexpr auto near = std::chrono::nanoseconds(140);
     if (size_ == 1 || bytes < 8192 || arena_->crowded() || (probes_++ & 31) != 0) return;
@@ -344,21 +309,6 @@ void Group::probe(std::size_t bytes) {
         if (i > 0) best = std::min(best, Clock::now() - began);
     }
     staging_ = best > near ? Store::streaming : Store::plain;
-}
-
-std::string Group::last_call(int rank) const {
-    const Call even(members_[rank].card[0]);
-    const Call odd(members_[rank].card[1]);
-    const Call& last = even.number > odd.number ? even : odd;
-    if (last.verb == Verb::nothing) return last.text();
-    return format("%s (call %u)", last.text().c_str(), last.number);
-}
-
-std::string Group::who(int rank) const {
-    const int world = world_rank(rank);
-    const int pid = arena_->resident(world).pid.load(std::memory_order_relaxed);
-    if (size_ == arena_->size() && world == rank) return format("rank %d (pid %d)", rank, pid);
-    return format("rank %d (world rank %d, pid %d)", rank, world, pid);
 }
 
 }  // namespace unisono

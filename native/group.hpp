@@ -23,18 +23,34 @@
 
 namespace unisono {
 
-/// One rank's lines in a group: 128 bytes, written by that rank alone (except `turn.sleepers`).
+/// One rank's lines in a group: 128 bytes, written by that rank alone, except for `turn.sleepers`
+/// and for what shut_out() does to `turn`.
 struct alignas(128) Member {
-    Signal turn;                            ///< barriers passed or reached
-    std::atomic<std::uint32_t> gave_up{0};  ///< why this rank left the group for good; see Leave
-    std::uint32_t padding = 0;
+    Signal turn;  ///< twice the barriers passed or reached; odd: shut out of the next one
+    std::atomic<std::uint32_t> gave_up{0};    ///< why this rank left the group for good; see Leave
+    std::atomic<std::uint32_t> shrinking{0};  ///< see Mark
     std::atomic<std::uint64_t> fingerprint[2];  ///< by parity; in the same line as the turn
-    alignas(64) Card card[2];                   ///< by parity; read when fingerprints differ
+    std::atomic<std::uint32_t> settled{
+        0};                    ///< 1 once it has left for good; others do it for the dead
+    alignas(64) Card card[2];  ///< by parity; read when fingerprints differ
 };
 
-/// Why a rank left: the reason, and in the upper bits 1 + the rank it blames. All but `closed`
-/// happen in the middle of a call, which then cannot end well for anybody who comes later.
-enum class Leave : std::uint32_t { no, closed, stopped, timeout, interrupted, lost, memory };
+/// Whether a rank waits for the smaller group, or did so until its deadline or Ctrl-C.
+enum class Mark : std::uint32_t { no, waits, gave_up };
+
+/// Why a rank left: the reason, and in the upper bits 1 + the rank it blames. All but `closed` and
+/// `shrinking` happen in the middle of a call, which then cannot end well for anybody who comes
+/// later.
+enum class Leave : std::uint32_t {
+    no,
+    closed,
+    stopped,
+    timeout,
+    interrupted,
+    lost,
+    memory,
+    shrinking
+};
 
 /// Who the members of a group are; outlives the group in messages that are under way.
 struct Directory {
@@ -52,8 +68,17 @@ struct Directory {
 struct alignas(128) GroupHeader {
     std::uint32_t size;
     std::uint32_t number;
-    std::uint64_t committed;  ///< bytes of every slot that had pages from the beginning
-    std::atomic<std::uint32_t> closed;
+    std::uint64_t committed;            ///< bytes of every slot that had pages from the beginning
+    std::atomic<std::uint32_t> closed;  ///< members that have settled
+    std::atomic<std::uint64_t> shrunk;  ///< where the group of the survivors is; 0: nowhere yet
+    Signal published;                   ///< 1 once `shrunk` is set
+};
+
+/// Where the parts of a group stand, from the number of its ranks alone.
+struct GroupPlan {
+    explicit GroupPlan(int size);
+
+    std::size_t world_ranks, members, rows, slots, slot, bytes;
 };
 
 /// A group as one rank sees it. Not thread-safe: Worker brings its calls into one order.
@@ -63,6 +88,9 @@ public:
     /// once.
     static std::size_t prepare(Arena& arena, const std::vector<int>& world_ranks, bool whole);
 
+    /// The ranks of the world that are in the group at `offset`.
+    static std::vector<int> members_at(const Arena& arena, std::size_t offset);
+
     /// Joins the group of `size` ranks at `offset` as member `rank`.
     Group(std::shared_ptr<Arena> arena, std::size_t offset, int rank, int size);
     ~Group();
@@ -71,7 +99,10 @@ public:
 
     int rank() const noexcept { return rank_; }
     int size() const noexcept { return size_; }
-    std::uint32_t number() const noexcept { return header_->number; }
+    std::uint32_t number() const noexcept { return number_; }
+    std::uint32_t page_number() const noexcept {
+        return static_cast<std::uint32_t>(offset_ / page);
+    }
     int world_rank(int rank) const noexcept {
         return directory_->world_ranks[static_cast<std::size_t>(rank)];
     }
@@ -82,8 +113,15 @@ public:
     /// broken, and says so to the others and to later calls.
     void run(const Request& request, const Limits& limits);
 
+    /// Whether calls have a chance: the group is neither closed nor broken.
+    bool usable() const noexcept { return usable_.load(std::memory_order_relaxed); }
+
     /// Leaves the group; closing twice is allowed.
     void close() noexcept;
+
+    /// Agrees with all members that are alive, but for those of `exclude`, on a new group; returns
+    /// its offset. This group is then of no more use. May be called again after it has failed.
+    std::size_t shrink(const std::vector<int>& exclude, const Limits& limits);
 
     /// Makes a wait of another thread in this group end soon.
     void stop() noexcept { stopping_.store(true, std::memory_order_relaxed); }
@@ -133,17 +171,32 @@ private:
     bool reached(int peer) const noexcept;
     void wait_for(int peer);
     void check_peers();
-    void check_departed();
+    bool shut_out() noexcept;
+    void check_given_up(bool came);
+    [[noreturn]] void raise_given_up();
     [[noreturn]] void raise_departed(int peer, std::uint32_t word);
-    [[noreturn]] void expire();
+    std::string at_deadline() const;
+    [[noreturn]] void expire(const std::string& how);
     void compare_all();
     [[noreturn]] void raise_mismatch();
     void give_up(Leave why, int blamed) noexcept;
+    void settle(int rank) noexcept;
+    bool gone(int rank) const noexcept;
+    Mark mark(int rank) const noexcept;
+    void set_mark(Mark mark) noexcept;
+    void await_mark(int peer, Clock::time_point deadline, const Limits& limits);
+    std::vector<int> survivors(const std::vector<bool>& excluded) const;
+    std::size_t lead(const std::vector<int>& ranks);
+    [[noreturn]] void expire_shrink(const std::vector<int>& missing, double seconds) const;
     std::string last_call(int rank) const;
+    std::string deed(int rank) const;
+    std::string place(int rank, bool waited) const;
+    std::string lost(int rank, const std::string& witness) const;
     std::string who(int rank) const;
 
     std::shared_ptr<Arena> arena_;
     std::size_t offset_;
+    std::uint32_t number_;
     std::size_t bytes_;
     std::shared_ptr<Mapping> mapping_;
     GroupHeader* header_;
@@ -167,6 +220,7 @@ private:
     std::vector<std::uint64_t> matrix_;  ///< our own copy: peers may already publish the next call
     const Limits* limits_ = nullptr;
     std::atomic<bool> stopping_{false};
+    std::atomic<bool> usable_{true};  ///< false for good once closed_ or broken_ is set
     bool closed_ = false;
     std::unique_ptr<Failure> broken_;  ///< what ended this group
 };

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels.hpp"
+#include "process.hpp"
 
 namespace unisono {
 
@@ -56,6 +57,7 @@ Mailbox::~Mailbox() { close(0); }
 void Mailbox::post(const std::shared_ptr<Letter>& letter, double seconds) {
     const std::lock_guard lock(mutex_);
     if (closed_) throw Failure(Fault::closed, "the world is closed");
+    note(*letter);
     letter->seconds = seconds;
     letter->deadline = deadline_after(seconds);
     if (letter->sending) {
@@ -90,7 +92,8 @@ void Mailbox::wait(const std::shared_ptr<Letter>& letter, const Limits& limits) 
                 if (!letter->completion.done()) throw Failure(*failure);
             },
             [&] { throw Failure(*expired(*letter)); });
-    } catch (...) {
+    } catch (const Failure& failure) {
+        arena_->log(me_).end(letter->record, failed(failure.fault));
         {
             const std::lock_guard lock(mutex_);
             cancel(letter);
@@ -263,6 +266,7 @@ std::unique_ptr<Failure> Mailbox::misfit(Letter& letter, int source, std::uint8_
 }
 
 void Mailbox::finish(const std::shared_ptr<Letter>& letter, std::unique_ptr<Failure> failure) {
+    arena_->log(me_).end(letter->record, failure == nullptr ? State::done : failed(failure->fault));
     letter->completion.finish(std::move(failure));
     ring(arena_->resident(me_).doorbell);  // another thread of this rank may wait for it
 }
@@ -294,15 +298,23 @@ std::unique_ptr<Failure> Mailbox::trouble(const Letter& letter) const {
     const auto gone = [&](int rank) {
         const int world = ranks[static_cast<std::size_t>(rank)];
         // acquire: pairs with the release in Arena::leave(): what it sent before is in the ring.
-        return world != me_ && (arena_->resident(world).left.load(std::memory_order_acquire) != 0 ||
-                                letter.directory->left(rank) || !arena_->alive(world));
+        return world != me_ && !arena_->about_to_end(world) &&
+               (arena_->resident(world).left.load(std::memory_order_acquire) != 0 ||
+                letter.directory->left(rank) || !arena_->alive(world));
     };
     const char* verb = letter.sending ? "send to" : "receive from";
     if (letter.peer >= 0) {
         if (!gone(letter.peer)) return nullptr;
+        const int world = letter.world_peer();
+        // relaxed: pairs with Arena::exit(), which came before the leaving that we have seen.
+        const bool left = arena_->alive(world) &&
+                          arena_->resident(world).exiting.load(std::memory_order_relaxed) == 0;
+        const std::string how = left ? "has left the group" : arena_->fate(world);
         return std::make_unique<Failure>(
             Fault::lost,
-            format("cannot %s rank %d: it has ended or left the group", verb, letter.peer),
+            format("cannot %s rank %d (pid %d): it %s%s", verb, letter.peer,
+                   arena_->resident(world).pid.load(std::memory_order_relaxed), how.c_str(),
+                   story(letter).c_str()),
             std::vector<int>{letter.peer});
     }
     std::vector<int> lost;
@@ -319,8 +331,31 @@ std::unique_ptr<Failure> Mailbox::expired(const Letter& letter) const {
             Fault::timeout, format("no message came in %g s from any rank", letter.seconds));
     const char* pattern = letter.sending ? "rank %d has not received what was sent to it in %g s"
                                          : "no message came from rank %d in %g s";
-    return std::make_unique<Failure>(Fault::timeout, format(pattern, letter.peer, letter.seconds),
+    const Process process =
+        look_at(arena_->resident(letter.world_peer()).pid.load(std::memory_order_relaxed));
+    return std::make_unique<Failure>(Fault::timeout,
+                                     format(pattern, letter.peer, letter.seconds) +
+                                         (process.stopped() ? "; it is alive but stopped" : "") +
+                                         story(letter),
                                      std::vector<int>{letter.peer});
+}
+
+/// What the peer of a letter did last.
+std::string Mailbox::story(const Letter& letter) const {
+    const std::string deed = arena_->deed(letter.world_peer(), letter.context);
+    return deed.empty() ? "; it has called nothing yet" : "; its last call was " + deed;
+}
+
+/// Notes a letter in our log. Those that make groups are our own business and bear no place.
+void Mailbox::note(Letter& letter) noexcept {
+    if (!letter.recorded) return;
+    Request request;
+    request.verb = letter.sending ? Verb::send : Verb::recv;
+    request.dtype_code = letter.dtype_code;
+    request.root = letter.peer;
+    request.count = letter.bytes / letter.item;
+    request.place = letter.place;
+    letter.record = arena_->log(me_).begin(request, letter.context, letter.page, 0);
 }
 
 bool Mailbox::pending() const {
@@ -350,6 +385,40 @@ void Mailbox::supervise() {
         if (orphan) std::erase(outgoing_[static_cast<std::size_t>(letter->world_peer())], letter);
         finish(letter, std::move(failure));
     }
+}
+
+void Mailbox::end_group(std::uint32_t context) {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::shared_ptr<Letter>> letters(receives_.begin(), receives_.end());
+    for (const auto& queue : outgoing_) letters.insert(letters.end(), queue.begin(), queue.end());
+    for (const Inbound& inbound : inbound_)
+        if (inbound.letter != nullptr) letters.push_back(inbound.letter);
+    for (const auto& letter : letters) {
+        if (letter->context != context || letter->completion.done()) continue;
+        cancel(letter);
+        finish(letter, std::make_unique<Failure>(Fault::closed,
+                                                 "the group was shrunk before the "
+                                                 "message had moved"));
+    }
+    for (Inbound& inbound : inbound_)
+        if (inbound.stored != nullptr && inbound.stored->context == context)
+            inbound.stored = nullptr;  // the rest of it is thrown away as it comes
+    stored_.remove_if([&](const auto& stored) { return stored->context == context; });
+}
+
+void Mailbox::forget(int world_rank) {
+    const std::lock_guard lock(mutex_);
+    const auto rank = static_cast<std::size_t>(world_rank);
+    if (outgoing_[rank].empty() && committed_[rank]) {
+        committed_[rank] = false;
+        arena_->release_ring(me_, world_rank);
+    }
+    // What it has sent and nobody has received stays: it may belong to another group.
+    const Channel& channel = arena_->channel(world_rank, me_);
+    // acquire: pairs with the release in push(): nothing more comes, for the sender has ended.
+    const std::uint64_t written = channel.written.load(std::memory_order_acquire);
+    if (written != 0 && written == channel.read.load(std::memory_order_relaxed))
+        arena_->release_ring(world_rank, me_);
 }
 
 void Mailbox::serve_in_background() {

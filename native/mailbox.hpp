@@ -39,6 +39,10 @@ struct Letter {
     int source = -1;  ///< who sent it, once it has come
     double seconds = 0;
     Clock::time_point deadline;
+    bool recorded = false;  ///< whether it appears in the log
+    std::uint32_t page = 0;
+    Place place;
+    std::uint64_t record = 0;    ///< in our log; 0: none
     std::vector<std::byte> own;  ///< the rest of a send whose caller has given up
     Completion completion;
 
@@ -61,6 +65,12 @@ public:
     /// Sees to it that letters move although nobody waits.
     void serve_in_background();
 
+    /// Ends all letters of a group, which is of no more use.
+    void end_group(std::uint32_t context);
+
+    /// Gives back what a rank that has ended leaves in our rings.
+    void forget(int world_rank);
+
     /// Lets sends end for up to `drain_seconds`, gives up the rest, and leaves the job.
     void close(double drain_seconds) noexcept;
 
@@ -79,6 +89,8 @@ private:
                                     std::uint32_t item, std::size_t bytes);
     std::unique_ptr<Failure> trouble(const Letter& letter) const;
     std::unique_ptr<Failure> expired(const Letter& letter) const;
+    std::string story(const Letter& letter) const;
+    void note(Letter& letter) noexcept;
     void cancel(const std::shared_ptr<Letter>& letter);
     bool pending() const;
     void supervise();

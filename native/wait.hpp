@@ -64,6 +64,15 @@ inline void post(Signal& signal, std::uint32_t value) noexcept {
     if (signal.sleepers.load(std::memory_order_seq_cst) != 0) wake_all(signal);
 }
 
+/// The same, unless the signal is not `before` any more; whether it was. seq_cst: pairs with
+/// `Sleeper`, as in post(), and with whoever else exchanges the value.
+inline bool post_from(Signal& signal, std::uint32_t before, std::uint32_t value) noexcept {
+    if (!signal.value.compare_exchange_strong(before, value, std::memory_order_seq_cst))
+        return false;
+    if (signal.sleepers.load(std::memory_order_seq_cst) != 0) wake_all(signal);
+    return true;
+}
+
 /// Adds one to a signal that several peers ring.
 inline void ring(Signal& signal) noexcept {
     signal.value.fetch_add(1, std::memory_order_seq_cst);  // pairs with Sleeper, as in post()
@@ -86,7 +95,7 @@ private:
 
 /// Waits until `ready()`. On the slow path `check()` is called before every slice of sleep and
 /// may throw: it looks for dead peers. Ctrl-C and the deadline are looked after here; at the
-/// deadline `expired()` is called and must throw.
+/// deadline `expired()` is called and throws, unless what was waited for has come after all.
 template <class Ready, class Check, class Expired>
 void wait_until(Signal& signal, const Patience& patience, const Limits& limits, Ready ready,
                 Check check, Expired expired);
@@ -122,7 +131,10 @@ void wait_until(Signal& signal, const Patience& patience, const Limits& limits, 
         check();
         if (ready()) return;  // a peer may have answered and then died
         const auto now = Clock::now();
-        if (now >= deadline) expired();
+        if (now >= deadline) {
+            expired();
+            continue;
+        }
         if (limits.interrupted != nullptr && limits.interrupted())
             throw Failure(Fault::interrupted, "interrupted");
         sleep_on(signal, seen, std::min<Clock::duration>(slice, deadline - now));

@@ -9,6 +9,17 @@ namespace {
 
 constexpr auto idle_time = std::chrono::seconds(1);  // how long a thread without work stays
 
+/// What the exception that is being handled means for the record of its call.
+State outcome() noexcept {
+    try {
+        throw;
+    } catch (const Failure& failure) {
+        return failed(failure.fault);
+    } catch (...) {
+        return failed(Fault::system);
+    }
+}
+
 }  // namespace
 
 void Completion::finish(std::unique_ptr<Failure> failure) noexcept {
@@ -30,25 +41,38 @@ bool Completion::wait(const Limits& limits) {
     return true;
 }
 
+Worker::Worker(std::unique_ptr<Group> group)
+    : group_(std::move(group)), log_(group_->arena().log(group_->world_rank(group_->rank()))) {}
+
 Worker::~Worker() { close(0); }
+
+std::uint64_t Worker::note(const Request& request) noexcept {
+    // Whoever calls a broken group in vain again and again would push out what broke it.
+    if (!group_->usable()) return 0;
+    return log_.begin(request, group_->number(), group_->page_number(), ++calls_);
+}
 
 void Worker::run(const Request& request, const Limits& limits) {
     std::unique_lock lock(mutex_);
     if (closed_) throw Failure(Fault::closed, "the group is closed; make a new one");
     if (!busy_ && queue_.empty()) {
         busy_ = true;
+        const std::uint64_t record = note(request);
         lock.unlock();
         try {
             group_->run(request, limits);
         } catch (...) {
+            log_.end(record, outcome());
             lock.lock();
             busy_ = false;
             changed_.notify_all();
             throw;
         }
+        log_.end(record, State::done);
         lock.lock();
         busy_ = false;
-        if (serving_ || closed_) changed_.notify_all();
+        // Whoever closes the group waits for this too; nobody waits in the usual case.
+        changed_.notify_all();
         return;
     }
     lock.unlock();
@@ -68,7 +92,8 @@ std::shared_ptr<Completion> Worker::start(Request request, double seconds) {
     auto completion = std::make_shared<Completion>();
     const std::lock_guard lock(mutex_);
     if (closed_) throw Failure(Fault::closed, "the group is closed; make a new one");
-    queue_.push_back({std::move(request), seconds, completion});
+    const std::uint64_t record = note(request);
+    queue_.push_back({std::move(request), seconds, completion, record});
     if (!serving_) {
         if (thread_.joinable())
             thread_.join();  // it has decided to end, and holds no lock any more
@@ -98,6 +123,7 @@ void Worker::serve() {
         } catch (const Failure& caught) {
             failure = std::make_unique<Failure>(caught);
         }
+        log_.end(task.record, failure == nullptr ? State::done : failed(failure->fault));
         lock.lock();
         busy_ = false;
         task.completion->finish(std::move(failure));
@@ -106,23 +132,38 @@ void Worker::serve() {
     serving_ = false;
 }
 
-void Worker::close(double drain_seconds) noexcept {
+void Worker::retire() noexcept {
     std::unique_lock lock(mutex_);
     if (!closed_) {
-        changed_.wait_until(lock, deadline_after(drain_seconds),
-                            [&] { return !busy_ && queue_.empty(); });
         closed_ = true;
         group_->stop();
-        for (Task& task : queue_)
-            task.completion->finish(std::make_unique<Failure>(Fault::closed,
-                                                              "the group was closed "
-                                                              "before this call had begun"));
+        for (Task& task : queue_) {
+            log_.end(task.record, failed(Fault::closed));
+            task.completion->finish(std::make_unique<Failure>(
+                Fault::closed, "the group was closed before this call had begun"));
+        }
         queue_.clear();
         changed_.notify_all();
     }
     changed_.wait(lock, [&] { return !busy_; });
+    std::thread thread = std::move(thread_);  // of several that close at once one joins it
     lock.unlock();
-    if (thread_.joinable() && thread_.get_id() != std::this_thread::get_id()) thread_.join();
+    if (!thread.joinable()) return;
+    if (thread.get_id() == std::this_thread::get_id())
+        thread.detach();
+    else
+        thread.join();
+}
+
+void Worker::close(double drain_seconds) noexcept {
+    {
+        std::unique_lock lock(mutex_);
+        if (!closed_)
+            changed_.wait_until(lock, deadline_after(drain_seconds),
+                                [&] { return !busy_ && queue_.empty(); });
+    }
+    retire();
+    const std::lock_guard lock(mutex_);  // several threads may close at once
     group_->close();
 }
 

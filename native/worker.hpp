@@ -34,7 +34,7 @@ private:
 /// others run one after the other in a thread that exists only while it has something to do.
 class Worker {
 public:
-    explicit Worker(std::unique_ptr<Group> group) : group_(std::move(group)) {}
+    explicit Worker(std::unique_ptr<Group> group);
     ~Worker();
 
     Group& group() noexcept { return *group_; }
@@ -45,6 +45,9 @@ public:
     /// Queues a call.
     std::shared_ptr<Completion> start(Request request, double seconds);
 
+    /// Ends all calls, now and for good, but does not leave the group yet.
+    void retire() noexcept;
+
     /// Lets queued calls end for up to `drain_seconds`, then gives them up, and leaves the group.
     void close(double drain_seconds) noexcept;
 
@@ -53,16 +56,20 @@ private:
         Request request;
         double seconds;
         std::shared_ptr<Completion> completion;
+        std::uint64_t record;
     };
 
     void serve();
+    std::uint64_t note(const Request& request) noexcept;
 
     std::unique_ptr<Group> group_;
+    Log& log_;
     std::mutex mutex_;  ///< guards everything below
     std::condition_variable changed_;
     std::deque<Task> queue_;
-    bool busy_ = false;     ///< a call is running, in whichever thread
-    bool serving_ = false;  ///< the thread has not decided to end
+    std::uint32_t calls_ = 0;  ///< run or queued: the group numbers them alike when it runs them
+    bool busy_ = false;        ///< a call is running, in whichever thread
+    bool serving_ = false;     ///< the thread has not decided to end
     bool closed_ = false;
     std::thread thread_;
 };

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +50,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(("engine", "ranks"), both, scope="session", ids=names)
     elif "engine" in metafunc.fixturenames:
         metafunc.parametrize("engine", worlds.engines(), scope="session")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the traces of calls that fail go: a folder of this run."""
+    folder = tmp_path_factory.mktemp("traces")
+    before = os.environ.get("UNISONO_TRACE")
+    os.environ["UNISONO_TRACE"] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ["UNISONO_TRACE"]
+    else:
+        os.environ["UNISONO_TRACE"] = before
 
 
 @pytest.fixture(scope="session")

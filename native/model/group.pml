@@ -1,8 +1,8 @@
 /* native/model/group.pml: turns, slots, fingerprints, and how a group ends.
  *
  * Stands for (native/group.cpp, group.hpp): Group::run(), begin_step(), need_slot(), publish(),
- * barrier(), reached(), wait_for(), check_peers(), check_departed(), raise_departed(), expire(),
- * agree(), give_up(), close(); for the order of fill, barrier and drain in collectives.cpp
+ * barrier(), reached(), wait_for(), shut_out(), check_peers(), check_given_up(), raise_departed(),
+ * expire(), agree(), give_up(), close(); for the order of fill, barrier and drain in collectives.cpp
  * (all_reduce_once() and in_steps(); with SLICED also all_reduce_sliced()); for Arena::alive().
  *
  * Each access to shared memory is a step of its own (but see drain()); a write into a slot is two,
@@ -14,7 +14,8 @@
  * Left out: the wrap of the 32-bit turn; cards and rows (compare_all() reads them as agree() reads
  * fingerprints, by the same parity and after the same barrier); probe(), which is more barriers;
  * Worker, which brings the calls of threads into one order; interrupted() and stop(), which leave
- * the wait where the deadline does and are treated like it by check_departed().
+ * the wait where the deadline does, but also if all have come in the meantime: then their own rank
+ * fails alone, in a call that had ended.
  */
 #ifndef RANKS
 #define RANKS 3
@@ -83,13 +84,9 @@ byte released, finished;
 #endif
 #define at(rank) (parity * RANKS + (rank))
 
-/* Turns count in twos where a rank may withdraw from a barrier: an odd turn is one whose owner was
- * shut out by a peer that gave up, and is below the even turn that would have followed. */
-#ifdef WITHDRAW
+/* Turns count in twos: an odd one is that of a rank that was shut out by a peer that gave up, and is
+ * below the even turn that would have followed. */
 #define STRIDE 2
-#else
-#define STRIDE 1
-#endif
 #define reached(peer) (turn[peer] >= turn_)
 #define shut_out(peer) (turn[peer] % STRIDE == 1)
 
@@ -139,8 +136,8 @@ inline claim_failed() {
     failed[rank_] = calls_
 }
 
-/* Whoever comes to a barrier that a peer has already given up does not pass it (`late`). With
- * NOBODY_PASSES: nor do those who came before and were still waiting (`doomed`). */
+/* Whoever comes to a barrier that a peer has already given up does not pass it (`late`); nor do
+ * those who came before and were still waiting (`doomed`). */
 #define given_up_here(q) \
     (gave_up[q] != 0 && reason(gave_up[q]) != Leave_closed && \
      reason(gave_up[q]) != Leave_memory && turn[q] == turn_)
@@ -169,13 +166,11 @@ inline end_step() {
 
 inline post() {
     atomic {
-#ifdef WITHDRAW
         /* compare_exchange from the last turn: fails if a peer has shut us out */
         if
         :: shut_out(rank_) -> why = Leave_lost; blamed = rank_; goto thrown
         :: else
         fi;
-#endif
         late = SOMEBODY(given_up_here);
         if :: late -> doomed = turn_ :: else fi;
         turn[rank_] = turn_
@@ -192,7 +187,7 @@ inline raise_departed(who) {
         assert(dead[blamed] || gave_up[blamed] != 0 || shut_out(blamed))
     :: else -> why = Leave_lost; blamed = who
     fi;
-    word = 0; q = 0; peer = 0; i = 0; somebody_left = false; late = false;
+    word = 0; q = 0; peer = 0; i = 0; late = false;
     goto thrown
 }
 
@@ -224,7 +219,6 @@ inline check_peers() {
     }
 }
 
-#ifdef WITHDRAW
 /* Gives a barrier up by shutting out one peer that has not come: from then on nobody can pass it.
  * If all have come in the meantime, there is nothing to give up. */
 inline expire() {
@@ -233,33 +227,16 @@ inline expire() {
     :: atomic { q < RANKS && (q == rank_ || reached(q)) -> q++ }
     :: atomic { q < RANKS && q != rank_ && !reached(q) ->
             /* compare_exchange from the last turn, or done so by another already */
+#ifndef BUG_NO_SHUT_OUT
             if :: shut_out(q) :: else -> turn[q] = turn[q] + 1 fi;
-            why = Leave_timeout; blamed = q; q = 0; peer = 0; i = 0; somebody_left = false;
+#endif
+            why = Leave_timeout; blamed = q; q = 0; peer = 0; i = 0;
             late = false;
             goto thrown
         }
     :: atomic { q == RANKS -> q = 0; break }
     od
 }
-#else
-/* Names the first of those that are missing; if all have come in the meantime, nobody. */
-inline expire() {
-    atomic {
-        q = 0;
-        do
-        :: q < RANKS && (q == rank_ || reached(q)) -> q++
-        :: else -> break
-        od;
-        why = Leave_timeout;
-        blamed = (q == RANKS -> rank_ : q);
-#ifdef EXPIRE_NAMES_SOMEBODY
-        assert(q < RANKS);
-#endif
-        q = 0; peer = 0; i = 0; somebody_left = false; late = false;
-        goto thrown
-    }
-}
-#endif
 
 /* One label and one copy of the waiting loop: Promela copies inlines, labels and all. */
 #define barrier(back) \
@@ -268,7 +245,7 @@ inline expire() {
 proctype Rank(byte rank_) {
     byte turn_, step_, calls_, chunk; /* as in Group */
     byte i, peer, q, word, why, blamed, where, print;
-    bool somebody_left, late, mine, same;
+    bool late, mine, same;
     {
         do
         :: calls_ == CALLS -> goto leave
@@ -360,42 +337,15 @@ look:       do /* wait_for(peer) */
                 expire()
             od;
             atomic {
-#ifndef BUG_NO_DEPARTED_CHECK
-#ifndef WITHDRAW
-                somebody_left = somebody_left || gave_up[peer] != 0;
-#endif
-#endif
                 i++;
                 peer = (rank_ + i) % RANKS
             }
         :: else -> break
         od;
-#ifdef LOOK_AT_END
-        somebody_left = true; /* look at gave_up of all when all have come, not of each as it comes */
-#endif
-        if
-        :: somebody_left -> /* check_departed() */
-            q = 0;
-            do
-            :: q < RANKS ->
-                word = gave_up[q];
-                atomic {
-                    if
-                    :: reason(word) != Leave_no && reason(word) != Leave_closed &&
-                       reason(word) != Leave_memory && turn[q] == turn_ -> raise_departed(q)
-                    :: else -> q++
-                    fi
-                }
-            :: else -> break
-            od
-        :: else
-        fi;
         atomic {
             assert(!late);
-#ifdef NOBODY_PASSES
             assert(doomed != turn_);
-#endif
-            i = 0; peer = 0; q = 0; word = 0; somebody_left = false;
+            i = 0; peer = 0; q = 0; word = 0;
             if
             :: where == 0 -> goto passed_first
 #ifdef SLICED

@@ -33,9 +33,6 @@ bool joinable;        /* thread_ */
 byte running;         /* threads that are in serve(); joined once it is 0 */
 
 bool group_closed;    /* Group::closed_ */
-#ifdef CLOSE_ONCE
-bool closing;
-#endif
 
 /* ---- what the claims need to know ---- */
 byte inside;  /* threads in Group::run() */
@@ -134,11 +131,7 @@ proctype Caller(byte task) {
         group_run();
         lock();
         busy_ = false;
-#ifdef ALWAYS_NOTIFY
         notify_all();
-#else
-        if :: serving_ || closed_ -> notify_all() :: else fi;
-#endif
         unlock()
     :: else ->
         start(task);
@@ -171,6 +164,7 @@ proctype Starter() {
 }
 
 proctype Closer() {
+    bool mine;
     byte k;
     lock();
     if
@@ -195,23 +189,18 @@ proctype Closer() {
     :: else
     fi;
     WAIT(!busy_);
+    atomic { mine = joinable; joinable = false }; /* moved out: one of several joins it */
     unlock();
-#ifdef CLOSE_ONCE
-    atomic { !closing -> closing = true }; /* one lock around the rest would do */
-#endif
     if
-    :: joinable ->
-        running == 0; /* join() */
-        atomic { assert(joinable); joinable = false } /* else two threads have joined it */
+    :: mine -> running == 0 /* join() */
     :: else
     fi;
+    lock();
     if /* group_->close() */
     :: group_closed
     :: else -> group_closed = true; atomic { closed++; assert(closed == 1) }
     fi;
-#ifdef CLOSE_ONCE
-    closing = false;
-#endif
+    unlock();
     finished++
 }
 

@@ -1,4 +1,4 @@
-"""The command line: `unisono run`, `demo`, `bench`, `diff`, `doctor`."""
+"""The command line: `unisono run`, `demo`, `bench`, `diff`, `doctor`, `top`, `trace`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ _COMMANDS = {
     "bench": ("unisono.bench", "measure collectives, faces or DDP, beside their peers"),
     "diff": ("unisono.diff", "show one collective in both dialects, side by side"),
     "doctor": ("unisono.doctor", "tell which engines and frameworks run here, and why not"),
+    "top": ("unisono.top", "show a running job: where each rank is, and for whom it waits"),
+    "trace": ("unisono.trace", "show a recorded run: who came late, and a timeline"),
 }
 
 

@@ -16,7 +16,7 @@ from unisono.core import rendezvous
 from unisono.errors import ArgumentError, LaunchError
 from unisono.output import Output
 from unisono.parts import Part, check, commands, configure, read
-from unisono.placement import Job, core_blocks, die_with_parent, ending
+from unisono.placement import Job, core_blocks, die_with_parent, ended, ending
 from unisono.spawning import spawn
 
 __all__ = ["configure", "main", "run", "spawn"]
@@ -27,6 +27,9 @@ _GRACE = 5.0
 _MOMENT = 0.1
 #: Seconds to wait for the culprit when all who have failed only lost a peer.
 _PATIENCE = 2.0
+
+#: Seconds for which a rank that has ended is not collected, so that others can read how it ended.
+_WAKE = 1.0
 
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
 _PEER_LOST = re.compile(r"(unisono\.errors\.)?PeerLost\b")
@@ -143,6 +146,8 @@ class _Watch:
         self._output = output
         self._signals = signals
         self._alive = set(range(len(ranks)))
+        self._codes: dict[int, int] = {}  # of those that have ended
+        self._unburied: dict[int, float] = {}  # ended and not collected: since when
         self._failed: list[int] = []  # in the order of their ends, until we end the rest
         self._failed_at = 0.0
         self._ended_by: signal.Signals | None = None  # what we were told, if that came first
@@ -153,16 +158,19 @@ class _Watch:
         while self._alive:
             hurried = self._failed or self._kill_at is not None
             # SIGCHLD wakes us at once; the timeout is for our own deadlines.
-            info = signal.sigtimedwait(self._signals, 0.02 if hurried else 3600.0)
+            patience = 0.02 if hurried else _WAKE if self._unburied else 3600.0
+            info = signal.sigtimedwait(self._signals, patience)
             if info is not None and info.si_signo != signal.SIGCHLD:
                 self._obey(signal.Signals(info.si_signo), from_kernel=info.si_code > 0)
-            self._reap()
+            self._notice()
             now = time.monotonic()
+            self._bury(now)
             if self._kill_at is not None and now >= self._kill_at:
                 self._send(signal.SIGKILL)
             elif self._failed and self._kill_at is None and self._is_time(now):
                 self._send(signal.SIGTERM)
                 self._kill_at = now + _GRACE
+        self._bury(float("inf"))
 
     def report(self) -> int:
         """Say who failed, last of all, and return the exit code of the job."""
@@ -183,7 +191,7 @@ class _Watch:
             _say(f"the last lines of rank {culprit} on stderr:")
             sys.stderr.write("".join(f"    {line}\n" for line in tail))
         sys.stderr.flush()
-        code = self._ranks[culprit].returncode
+        code = self._codes[culprit]
         return code if code > 0 else 128 - code
 
     def _obey(self, number: signal.Signals, from_kernel: bool) -> None:
@@ -201,16 +209,26 @@ class _Watch:
             self._send(number)
             self._kill_at = self._kill_at or time.monotonic() + _GRACE
 
-    def _reap(self) -> None:
+    def _notice(self) -> None:
+        """See who has ended since we last looked."""
         for rank in sorted(self._alive):
-            code = self._ranks[rank].poll()
+            code = ended(self._ranks[rank].pid)
             if code is None:
                 continue
             self._alive.discard(rank)
+            self._codes[rank] = code
+            self._unburied[rank] = time.monotonic()
             # Whoever ends after we have sent SIGTERM ended because of it.
             if code != 0 and self._kill_at is None:
                 self._failed_at = self._failed_at or time.monotonic()
                 self._failed.append(rank)
+
+    def _bury(self, now: float) -> None:
+        """Collect those that ended some time ago."""
+        for rank, since in list(self._unburied.items()):
+            if now - since >= _WAKE:
+                self._ranks[rank].wait()
+                del self._unburied[rank]
 
     def _is_time(self, now: float) -> bool:
         """Whether the ranks that are left have to go, now that some have failed."""
@@ -226,19 +244,19 @@ class _Watch:
         """The first to fail, but rather by a signal than by an error, and a survivor last."""
         return min(
             self._failed,
-            key=lambda rank: (self._lost_a_peer(rank), self._ranks[rank].returncode > 0),
+            key=lambda rank: (self._lost_a_peer(rank), self._codes[rank] > 0),
         )
 
     def _lost_a_peer(self, rank: int) -> bool:
         tail = self._output.tail(rank)
-        return self._ranks[rank].returncode > 0 and any(_PEER_LOST.match(line) for line in tail)
+        return self._codes[rank] > 0 and any(_PEER_LOST.match(line) for line in tail)
 
     def _ending(self, rank: int) -> str:
-        return ending(self._ranks[rank].returncode)
+        return ending(self._codes[rank])
 
     def _send(self, number: signal.Signals) -> None:
         for rank in self._alive:
-            self._ranks[rank].send_signal(number)
+            os.kill(self._ranks[rank].pid, number)  # it is ours until we have collected it
 
 
 def _say(text: str) -> None:

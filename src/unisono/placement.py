@@ -9,7 +9,7 @@ import signal
 import socket
 from dataclasses import dataclass, field
 
-__all__ = ["Job", "core_blocks", "die_with_parent", "ending"]
+__all__ = ["Job", "core_blocks", "die_with_parent", "ended", "ending"]
 
 _PR_SET_PDEATHSIG = 1
 # Loaded here, because a child between fork and exec must not load anything.
@@ -69,6 +69,18 @@ def die_with_parent(parent: int) -> None:
     # The parent may have ended before the request was made: then nobody would ever kill us.
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ended(pid: int) -> int | None:
+    """How a child has ended, in Python's codes, or None while it runs; it is not collected.
+
+    Until somebody collects it, other processes can read its end too, and ranks that have lost it
+    say how it came about. ChildProcessError means that somebody has.
+    """
+    info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if info is None:
+        return None
+    return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
 
 
 def ending(code: int) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import os
 import pickle
+import sys
 import threading
 import time
 import traceback
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from unisono.errors import ArgumentError, ArgumentTypeError, PeerLost, RankFailed
-from unisono.placement import Job, core_blocks, die_with_parent, ending
+from unisono.placement import Job, core_blocks, die_with_parent, ended, ending
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -209,7 +210,7 @@ def _collect(
         ready = wait(list(waiting.values()), 0.1)
         for rank, pipe in list(waiting.items()):
             # A forked grandchild may hold the pipe open, so the end of the process counts too.
-            gone = processes[rank].exitcode is not None
+            gone = _code(processes[rank]) is not None
             if pipe not in ready and not gone:
                 continue
             del waiting[rank]
@@ -227,14 +228,25 @@ def _answer(pipe: Connection, process: SpawnProcess, rank: int) -> tuple[BaseExc
     except (EOFError, OSError):
         answer = b""
     if not answer:
-        process.join(_GRACE)
-        return RankFailed(f"rank {rank} {_ending(process.exitcode)}", [rank]), None
+        deadline = time.monotonic() + _GRACE
+        while _code(process) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return RankFailed(f"rank {rank} {_ending(_code(process))}", [rank]), None
     try:
         error, result = pickle.loads(answer)
     except Exception as reason:
         text = f"rank {rank} sent a result that cannot be read here: {reason}"
         return RankFailed(text, [rank]), None
     return error, result
+
+
+def _code(process: SpawnProcess) -> int | None:
+    """How a rank has ended, or None; it stays uncollected, so that the others can see it too."""
+    assert process.pid is not None
+    try:
+        return ended(process.pid)
+    except ChildProcessError:  # multiprocessing collects now and then
+        return process.exitcode
 
 
 def _ending(code: int | None) -> str:
@@ -264,6 +276,7 @@ def _live(sender: Connection, parent: int, work: bytes, engine: str, timeout: fl
     from unisono.core import groups
 
     rank = int(os.environ["UNISONO_RANK"])
+    failed = False
     try:
         try:
             fn, args = pickle.loads(work)
@@ -276,10 +289,13 @@ def _live(sender: Connection, parent: int, work: bytes, engine: str, timeout: fl
         answer = _packed_result(fn(*args), rank)
     except BaseException as error:
         answer = _packed_error(error, rank)
+        failed = True
     # The cause goes out before the world is left, for leaving makes the others fail as well.
     with contextlib.suppress(OSError):
         sender.send_bytes(answer)
-    groups.close()
+    groups.close(exiting=failed)
+    if failed:
+        sys.exit(1)
 
 
 def _packed_result(result: Any, rank: int) -> bytes:

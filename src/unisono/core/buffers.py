@@ -18,6 +18,7 @@ import numpy as np
 from unisono.core import dtypes
 from unisono.core.dtypes import DType
 from unisono.core.engine import Work
+from unisono.core.whole_numbers import whole_numbers
 from unisono.errors import ArgumentError, ArgumentTypeError, Unsupported
 
 __all__ = [
@@ -125,16 +126,27 @@ def output_like(tensor: Any, shape: Sequence[int] | None = None) -> Output:
             f"cannot make a tensor like {_describe(tensor)}; "
             "pass a NumPy, torch, MindSpore, JAX or CuPy tensor"
         )
-    size = tuple(tensor.shape) if shape is None else tuple(int(length) for length in shape)
-    if kind == "torch":
-        made = sys.modules["torch"].empty(size, dtype=tensor.dtype, device=tensor.device)
-    elif kind == "mindspore":
-        made = _empty_mindspore(size, tensor.dtype)
-    elif kind == "cupy":
-        made = sys.modules["cupy"].empty(size, tensor.dtype)
-    else:
-        made = np.empty(size, tensor.dtype)
+    asked = None if shape is None else whole_numbers(shape, "a shape")
+    try:
+        size = tuple(tensor.shape if asked is None else asked)
+        made = _empty(kind, size, tensor)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # each has its own words
+        if type(error).__name__ == "OutOfMemoryError":
+            raise  # a GPU that is full is not the caller's mistake
+        what = f"like {_describe(tensor)}" if asked is None else f"of shape {tuple(asked)}"
+        reason = str(error).partition("\n")[0]
+        raise ArgumentError(f"cannot make a tensor {what}: {reason}") from None
     return Output(made, kind)
+
+
+def _empty(kind: str, size: tuple[int, ...], like: Any) -> Any:
+    if kind == "torch":
+        return sys.modules["torch"].empty(size, dtype=like.dtype, device=like.device)
+    if kind == "mindspore":
+        return _empty_mindspore(size, like.dtype)
+    if kind == "cupy":
+        return sys.modules["cupy"].empty(size, like.dtype)
+    return np.empty(size, like.dtype)
 
 
 _mindspore_lock = threading.Lock()
@@ -238,6 +250,8 @@ def _view_torch(tensor: Any) -> Buffer:
         raise ArgumentTypeError(f"a {tensor.layout} tensor has no flat memory; use to_dense()")
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         buffer = Buffer(tensor.data_ptr(), tensor.numel(), dtype, tensor)
+        if not buffer.address and buffer.count:
+            raise Unsupported("a torch tensor of zeros without memory; make a real one first")
         if not tensor.is_cpu:
             _note_device(buffer, tensor)
         return buffer
@@ -387,7 +401,8 @@ def _names() -> list[str]:
 
 
 def _describe(tensor: Any) -> str:
-    return f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+    kind = type(tensor)
+    return f"{getattr(kind, '__module__', 'nowhere')}.{kind.__qualname__}"
 
 
 def overlap(first: Buffer, second: Buffer) -> bool:

@@ -14,9 +14,12 @@ from unisono.core import buffers, rendezvous
 from unisono.core.buffers import Buffer
 from unisono.core.engine import DONE, Counts, Engine, ReduceOp, Work
 from unisono.core.groups import Group
+from unisono.core.whole_numbers import whole_number
 from unisono.errors import ArgumentError, ArgumentTypeError, NotReady, UnisonoError, Unsupported
 
 __all__ = ["deadline", "start"]
+
+_MESSAGES = ("send", "recv")  # only those who send and receive count them
 
 
 def start(verb: str, group: Group, blocking: bool, *arguments: Any) -> Work:
@@ -31,7 +34,8 @@ def start(verb: str, group: Group, blocking: bool, *arguments: Any) -> Work:
         if buffers.seen_elsewhere:
             _check_devices(engine, arguments)
         destination = _CHECKS[verb](group, *arguments)
-        group.calls += 1
+        if verb not in _MESSAGES:
+            group.calls += 1
         work: Work = getattr(engine, verb)(*arguments, blocking)
         if destination is not None and destination.copy_back is not None:
             work.then(destination.copy_back)
@@ -62,8 +66,8 @@ def deadline(group: Group, seconds: float | None) -> Iterator[None]:
 def _where(verb: str, group: Group) -> str:
     if group.rank < 0:
         return f"in {verb} on group {group.name!r}, by a rank that is not in it"
-    call = f"in {verb} (call {group.calls}) on group {group.name!r}"
-    return f"{call}, rank {group.rank} of {group.size}"
+    number = "" if verb in _MESSAGES else f" (call {group.calls})"
+    return f"in {verb}{number} on group {group.name!r}, rank {group.rank} of {group.size}"
 
 
 def _no_engine(group: Group) -> NotReady:
@@ -172,11 +176,13 @@ def _all_to_all(group: Group, src: Buffer, dst: Buffer, sends: Counts, receives:
 
 def _send(group: Group, src: Buffer, peer: int, tag: int) -> None:
     _check_rank(group, peer, "peer")
+    _check_tag(tag)
 
 
 def _recv(group: Group, dst: Buffer, peer: int | None, tag: int) -> Buffer:
     if peer is not None:
         _check_rank(group, peer, "peer")
+    _check_tag(tag)
     buffers.check_writable(dst)
     return dst
 
@@ -224,6 +230,11 @@ def _check_rank(group: Group, rank: int, name: str) -> None:
     if not 0 <= rank < group.size:
         last = group.size - 1
         raise ArgumentError(f"{name} {rank} is out of range: the group has ranks 0 to {last}")
+
+
+def _check_tag(tag: int) -> None:
+    if not -(1 << 63) <= whole_number(tag, "tag") < 1 << 63:
+        raise ArgumentError(f"tag {tag} has more than 64 bits")
 
 
 def _check_pair(src: Buffer, dst: Buffer) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from unisono.errors import ArgumentTypeError
+
 __all__ = ["DTYPES", "DType", "ReduceOp", "by_name", "of"]
 
 _INTEGER = frozenset(["sum", "product", "min", "max", "band", "bor", "bxor", "avg"])
@@ -55,7 +57,10 @@ class ReduceOp:
     @classmethod
     def premul_sum(cls, factor: float) -> ReduceOp:
         """Multiply each operand by `factor`, the same on every rank, then sum."""
-        return cls("premul_sum", 8, float(factor))
+        try:
+            return cls("premul_sum", 8, float(factor))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ArgumentTypeError(f"factor must be one real number: {error}") from None
 
     def __repr__(self) -> str:
         if self.name == "premul_sum":

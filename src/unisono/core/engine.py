@@ -13,11 +13,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from unisono.core.dtypes import ReduceOp
-from unisono.errors import ArgumentError, CommTimeout, UnisonoError
+from unisono.errors import ArgumentError, CommTimeout, UnisonoError, Unsupported
 
 if TYPE_CHECKING:
     from unisono.core.buffers import Buffer
     from unisono.core.rendezvous import Launch
+    from unisono.core.trace import Rank
 
 __all__ = ["DONE", "Counts", "Engine", "ReduceOp", "Work"]
 
@@ -249,6 +250,23 @@ class Engine(ABC):
         `key` is the same on all members and new for this world.
         """
 
+    def shrink(self, exclude: Sequence[int] = ()) -> tuple[Engine, tuple[int, ...]]:
+        """Make the engine of the ranks that are alive and not excluded; called by all of these.
+
+        Returns it with the ranks of this group that are in it. This engine is of no more use, but
+        for `close`, which the new one may rely on not to be called before its own.
+        """
+        raise Unsupported(
+            f"engine {self.name!r} cannot shrink a group; engines 'shm' and 'threads' can"
+        )
+
     @abstractmethod
     def close(self) -> None:
         """Leave the group; closing twice is allowed."""
+
+    def exit(self) -> None:  # noqa: B027 - few engines have anything to say
+        """Hear, before `close`, that this process is about to end: others may ask how."""
+
+    def records(self) -> list[Rank]:
+        """What each rank of the job called last; empty on engines that keep no records."""
+        return []

@@ -100,6 +100,52 @@ class Group:
         self._state.named[child.name] = child
         return child
 
+    def shrink(self, exclude: Sequence[int] = (), *, world: bool = False) -> Group:
+        """Make a group of the members that are alive, but for the ranks to `exclude`.
+
+        All of them must call it, as they do when a call has told them that a rank is lost. Calls of
+        this group that are under way end with an error, and it is of no more use. With `world` the
+        new group replaces the world: its ranks are counted anew, and every other group is closed.
+        """
+        for rank in exclude:
+            if not 0 <= rank < self.size:
+                raise ArgumentError(f"rank {rank} is not in group {self.name!r} of {self.size}")
+        if self.engine is None:
+            raise NotReady(f"this rank is not in group {self.name!r}, so it cannot shrink it")
+        if self.rank in exclude:
+            raise ArgumentError(
+                f"rank {self.rank} excludes itself from group {self.name!r}; only ranks that stay "
+                "may shrink it, the others close it or end"
+            )
+        engine, members = self.engine.shrink(tuple(exclude))
+        if world:
+            return self._replace_world(engine)
+        world_ranks = tuple(self.ranks[rank] for rank in members)
+        times = self._state.splits.get(world_ranks, 0)
+        self._state.splits[world_ranks] = times + 1
+        name = f"{self.name}/{','.join(map(str, world_ranks))}#{times}"
+        child = Group(name, world_ranks, engine, engine.rank, self._state)
+        self._state.named[name] = child
+        if self is not self._state.world:  # the world holds the job until all groups are closed
+            self.close()
+        return child
+
+    def _replace_world(self, engine: Engine) -> Group:
+        """Go on as a world of these ranks; what was the world is closed together with it."""
+        state = self._state
+        for group in list(state.named.values()):
+            if group is not state.world:
+                group.close()
+        old = state.world
+        if old is not None and old.engine is not None:
+            state.retired.append(old.engine)
+            old.engine = None
+        made = Group(WORLD_NAMES[0], range(engine.size), engine, engine.rank, state)
+        state.world = made
+        state.named = {made.name: made}
+        state.splits.clear()
+        return made
+
     def close(self) -> None:
         """Leave this group; closing twice is allowed. Closing the world closes every group."""
         if self._state.world is self:
@@ -110,6 +156,9 @@ class Group:
         engine, self.engine = self.engine, None
         if engine is not None:
             engine.close()
+        if self._state.world is self:
+            while self._state.retired:
+                self._state.retired.pop().close()
 
     def __repr__(self) -> str:
         return f"Group({self.name!r}, ranks={list(self.ranks)}, rank={self.rank})"
@@ -123,6 +172,7 @@ class _State:
     named: dict[str, Group] = field(default_factory=dict)
     splits: dict[tuple[int, ...], int] = field(default_factory=dict)
     claimed: bool = True
+    retired: list[Engine] = field(default_factory=list)  # of worlds before this one
 
 
 _process: _State | None = None
@@ -209,13 +259,18 @@ def resolve(group: Group | str | None) -> Group:
     return group
 
 
-def close() -> None:
-    """Leave the world and all its groups; closing twice is allowed."""
+def close(*, exiting: bool = False) -> None:
+    """Leave the world and all its groups; closing twice is allowed.
+
+    `exiting` says that this process is about to end, and that is why.
+    """
     global _process
     state = _state()
     if state is None or state.world is None:
         return
     whole = state.world
+    if exiting and whole.engine is not None:
+        whole.engine.exit()
     if getattr(_thread, "state", None) is state:
         _thread.state = None
     else:
@@ -237,4 +292,4 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
-atexit.register(close)
+atexit.register(close, exiting=True)

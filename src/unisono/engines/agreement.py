@@ -8,10 +8,11 @@ differ by rank, the ranks show each other whole rows of them as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from unisono.core import trace
 from unisono.core.dtypes import DType, ReduceOp
 from unisono.engines.arithmetic import Array
 from unisono.errors import MismatchError
@@ -19,7 +20,8 @@ from unisono.errors import MismatchError
 __all__ = ["CARD", "Agreement", "Call"]
 
 CARD = 256  # bytes
-_TEXT = CARD - 16  # after the count, and whether it holds for all ranks
+_TEXT = 128  # bytes after the count, and whether it holds for all ranks
+_PLACE = CARD - 16 - _TEXT  # the rest: where the call was made, which need not be the same
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Call:
     #: What the rank sends to and receives from each, for verbs whose counts may differ by rank.
     rows: tuple[Sequence[int], Sequence[int]] | None = None
     uneven: bool = False  # the caller gave counts
+    place: str = field(default_factory=lambda: trace.place() or "", compare=False)
 
     def __str__(self) -> str:
         """What must be the same on all ranks."""
@@ -54,8 +57,9 @@ class Call:
     def card(self) -> Array:
         """The call in a fixed number of bytes."""
         numbers = np.array([self.count, self.uneven], np.int64).view(np.uint8)
-        text = str(self).encode()[:_TEXT]
-        return np.concatenate([numbers, np.frombuffer(text.ljust(_TEXT, b"\0"), np.uint8)])
+        text = str(self).encode()[:_TEXT].ljust(_TEXT, b"\0")
+        place = self.place.encode()[-_PLACE:].ljust(_PLACE, b"\0")
+        return np.concatenate([numbers, np.frombuffer(text + place, np.uint8)])
 
 
 class Agreement:
@@ -72,13 +76,14 @@ class Agreement:
         self.calls += 1
         cards = self._shown(call, call.card())
         counts, uneven = cards[:, :16].copy().view(np.int64).T
-        texts = [bytes(card[16:]).rstrip(b"\0").decode(errors="replace") for card in cards]
+        texts = [_text(card[16 : 16 + _TEXT]) for card in cards]
+        places = [_text(card[16 + _TEXT :]) for card in cards]
         if len(set(texts)) > 1:
-            self._disagree(texts, counts, uneven)
+            self._disagree(texts, places, counts, uneven)
         if not uneven.any() and len(set(counts.tolist())) == 1:
             return
         if call.rows is None:  # of this verb counts never differ
-            self._disagree(texts, counts, uneven)
+            self._disagree(texts, places, counts, uneven)
         tables = self._shown(call, np.array(call.rows, np.int64))
         sends, receives = tables[:, 0], tables[:, 1]
         misfits = np.argwhere(sends != receives.T).tolist()
@@ -97,15 +102,23 @@ class Agreement:
         self._show(call.verb, mine, everybodys)
         return everybodys
 
-    def _disagree(self, texts: Sequence[str], counts: Array, uneven: Array) -> None:
+    def _disagree(
+        self, texts: Sequence[str], places: Sequence[str], counts: Array, uneven: Array
+    ) -> None:
         sides: dict[str, list[int]] = {}
         for rank, text in enumerate(texts):
             verb, _, rest = text.partition(" ")
             dtype, _, rest = rest.partition(" ")
             words = [verb, dtype, "" if uneven[rank] or not dtype else f"x {counts[rank]}", rest]
-            sides.setdefault(" ".join(word for word in words if word), []).append(rank)
+            at = f" at {places[rank]}" if places[rank] else ""
+            side = f"{' '.join(word for word in words if word)}, call {self.calls}{at}"
+            sides.setdefault(side, []).append(rank)
         told = "; ".join(
             f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {text}"
             for text, ranks in sides.items()
         )
         raise MismatchError(f"ranks disagree in call {self.calls} of the group; {told}")
+
+
+def _text(words: Array) -> str:
+    return bytes(words).rstrip(b"\0").decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Where ranks that are threads meet: tickets on boards, and the verbs seen from outside.
+"""Where ranks that are threads meet: tickets on boards.
 
 Every call puts a ticket (what this rank calls, and with which memory) on the board of its turn. The
 rank that completes the board does the work for all of them, for it can see everybody's memory, and
@@ -8,20 +8,25 @@ one that does not wait for its ticket.
 
 from __future__ import annotations
 
+import itertools
+import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from unisono.core.buffers import Buffer
 from unisono.core.dtypes import DType
 from unisono.core.engine import ReduceOp, Work
-from unisono.engines.arithmetic import Array, combine
-from unisono.errors import CommTimeout, MismatchError, PeerLost, UnisonoError
+from unisono.core.trace import Recorder, Tracer
+from unisono.engines.arithmetic import Array
+from unisono.engines.board_verbs import VERBS
+from unisono.errors import CommTimeout, MismatchError, NotReady, PeerLost, UnisonoError
 
-__all__ = ["Call", "Hub", "Ticket", "disagree"]
+__all__ = ["CLOSED", "Call", "Hub", "Ticket", "disagree"]
+
+#: The reason of a rank that has left its group as it should.
+CLOSED = "closed the group"
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,16 @@ class Call:
             words.append(f"receiving {list(self.receives)}")
         return " ".join(words)
 
+    def share(self) -> int | None:
+        """How many elements the rank gives or gets, for the records."""
+        if self.count is not None or not self.sends:
+            return self.count
+        return max(self.sends + self.receives)
+
+
+#: Numbers the worlds of this process, for the names of their traces.
+_worlds = itertools.count()
+
 
 class Ticket(Work):
     """One rank's part in a call: its call, its memory, and later the outcome."""
@@ -64,9 +79,22 @@ class Ticket(Work):
         self.dst: Buffer | None = None
         self.ended = threading.Event()
         self.failure: UnisonoError | None = None
+        message = call.verb in ("send", "recv")
+        self.record = hub.recorder.begin(
+            hub.world_ranks[rank],
+            hub.number,
+            None if message else turn,
+            call.verb,
+            call.dtype.name if call.dtype is not None else None,
+            call.share(),
+            call.op.name if call.op is not None else None,
+            call.root,
+        )
 
     def end(self, failure: UnisonoError | None = None) -> None:
         """Note the outcome and wake whoever waits."""
+        if not self.ended.is_set():
+            self.hub.recorder.end(self.record, failure)
         self.failure = failure
         self.ended.set()
 
@@ -82,7 +110,9 @@ class Ticket(Work):
             self.hub.give_up(self)
         if self.failure is not None:
             # Each rank and each wait gets an error object of its own to write notes on.
-            raise type(self.failure)(str(self.failure), self.failure.ranks)
+            error = type(self.failure)(str(self.failure), self.failure.ranks)
+            self.hub.tracer(self.rank).explain(error)
+            raise error
 
 
 class Hub:
@@ -98,18 +128,36 @@ class Hub:
         self.timeout = timeout
         self.lock = threading.RLock()
         self.boards: dict[int, dict[int, Ticket]] = {}
-        self.last: dict[int, str] = {}
+        self.last: dict[int, Ticket] = {}  # by rank, of collectives
         self.gone: dict[int, str] = {}
         self.letters: list[tuple[int, int, int, Array, DType]] = []
         self.waiting: list[tuple[Ticket, int | None, int]] = []
         self.children: dict[str, Hub] = {}
+        self.ended: set[int] = set()  # those of `gone` that will not come back to shrink the group
+        self.shrinking: set[int] = set()
+        self.waited: set[int] = set()  # for that, in vain
+        self.shrunk: Hub | None = None
+        self.changed = threading.Condition(self.lock)  # of the three above
+        if parent is None:
+            self.job = f"threads {os.getpid()}.{next(_worlds)}"
+            self.world_ranks = self.ranks
+            self.recorder = Recorder(self.size)
+        else:
+            self.job = parent.job
+            self.world_ranks = tuple(parent.world_ranks[rank] for rank in self.ranks)
+            self.recorder = parent.recorder
+        self.number = self.recorder.new_group()
+
+    def tracer(self, rank: int) -> Tracer:
+        """What writes the job's trace for a rank of this group."""
+        return Tracer(self.job, self.world_ranks[rank], self.recorder)
 
     def post(self, ticket: Ticket) -> Ticket:
         """Put a ticket on the board of its turn; whoever completes the board does the work."""
         with self.lock:
             board = self.boards.setdefault(ticket.turn, {})
             board[ticket.rank] = ticket
-            self.last[ticket.rank] = f"{ticket.call} (call {ticket.turn})"
+            self.last[ticket.rank] = ticket
             if len(board) == self.size:
                 del self.boards[ticket.turn]
                 _finish_board([board[rank] for rank in range(self.size)])
@@ -117,14 +165,22 @@ class Hub:
                 self._fail_lonely()
         return ticket
 
-    def leave(self, rank: int, reason: str) -> None:
-        """A rank is gone: calls that it has not joined can never end well."""
+    def leave(self, rank: int, reason: str, *, for_good: bool = True) -> None:
+        """A rank is gone: calls that it has not joined can never end well.
+
+        Unless that is `for_good` it still lives, and is gone from this group alone.
+        """
         with self.lock:
             self.gone.setdefault(rank, reason)
             self._fail_lonely()
-            for child in list(self.children.values()):
-                if rank in child.ranks:
-                    child.leave(child.ranks.index(rank), reason)
+            if for_good:
+                self.ended.add(rank)
+                self.changed.notify_all()
+                if self.parent is None:
+                    self.recorder.states[rank] = "left" if reason == CLOSED else "ended"
+                for child in list(self.children.values()):
+                    if rank in child.ranks:
+                        child.leave(child.ranks.index(rank), reason)
             forgotten = len(self.gone) == self.size
         if forgotten and self.parent is not None:
             self.parent.children.pop(self.key, None)
@@ -136,11 +192,71 @@ class Hub:
                 self.children[key] = Hub(ranks, self.timeout, self, key)
             return self.children[key]
 
+    def shrink(self, rank: int, exclude: Sequence[int], timeout: float) -> Hub:
+        """The hub of the members that are alive, once each of them asks for it."""
+        with self.lock:
+            self.shrinking.add(rank)
+            self.leave(rank, "left the group to shrink it", for_good=False)
+            self._end_calls(rank)
+            self.changed.notify_all()
+            wanted = set(range(self.size)) - set(exclude)
+            self.changed.wait_for(
+                lambda: self.shrunk or wanted <= self.shrinking | self.ended, timeout
+            )
+            if self.shrunk is None:
+                absent = wanted - self.shrinking - self.ended
+                if absent:
+                    self.shrinking.discard(rank)
+                    self.waited.add(rank)
+                    # Who gave up at the same deadline as we do is not to blame.
+                    missing = sorted(absent - self.waited) or sorted(absent)
+                    names = ", ".join(f"rank {other}" for other in missing)
+                    deeds = "; ".join(f"rank {other}: {self._deed(other)}" for other in missing)
+                    late = f"shrinking the group reached its timeout of {timeout:g} s"
+                    raise CommTimeout(f"{late} waiting for {names}; last calls: {deeds}", missing)
+                self._shrink_to(sorted((wanted & self.shrinking) - self.ended))
+            assert self.shrunk is not None
+            if self.world_ranks[rank] not in self.shrunk.world_ranks:
+                raise NotReady("the others have shrunk the group without this rank")
+            return self.shrunk
+
+    def _shrink_to(self, survivors: Sequence[int]) -> None:
+        """Make their hub. It hangs on the world's, for this one will be closed."""
+        root = self
+        while root.parent is not None:
+            root = root.parent
+        key = f"shrunk {self.number}"
+        made = Hub([self.world_ranks[rank] for rank in survivors], self.timeout, root, key)
+        # Without the root's lock: who holds that may wait for ours. So look at the dead afterwards.
+        root.children[key] = made
+        for place, world_rank in enumerate(made.ranks):
+            if world_rank in root.ended:
+                made.leave(place, root.gone[world_rank])
+        self.shrunk = made
+
+    def _end_calls(self, rank: int) -> None:
+        """End what a rank has under way here: it will not wait for it any more."""
+        closed = NotReady("the group was shrunk before this call had ended")
+        for turn, board in list(self.boards.items()):
+            if rank in board:
+                del self.boards[turn]
+                board.pop(rank).end(closed)
+                for ticket in board.values():
+                    text = f"rank {rank} {self.gone[rank]}; {ticket.call} cannot end"
+                    ticket.end(PeerLost(text, [rank]))
+        for ticket, _, _ in self.waiting:
+            if ticket.rank == rank:
+                ticket.end(closed)
+        self.waiting = [entry for entry in self.waiting if not entry[0].ended.is_set()]
+
     def _fail_lonely(self) -> None:
         for board in self.boards.values():
             lost = [rank for rank in self.gone if rank not in board]
             if lost:
-                text = "; ".join(f"rank {rank} {self.gone[rank]}" for rank in lost)
+                text = "; ".join(
+                    f"rank {rank} {self.gone[rank]}, its last call was {self._deed(rank)}"
+                    for rank in lost
+                )
                 for ticket in board.values():
                     ticket.end(PeerLost(f"{text}; {ticket.call} cannot end", lost))
         for ticket, peer, _ in list(self.waiting):
@@ -169,13 +285,22 @@ class Hub:
             board = self.boards.pop(ticket.turn)
             missing = [rank for rank in range(self.size) if rank not in board]
             names = ", ".join(f"rank {rank}" for rank in missing)
-            deeds = "; ".join(f"rank {r}: {self.last.get(r, 'no call yet')}" for r in missing)
+            deeds = "; ".join(f"rank {rank}: {self._deed(rank)}" for rank in missing)
+            here = ", ".join(f"rank {rank}{board[rank].record.story()}" for rank in sorted(board))
             for other in board.values():
-                late = f"{other.call} reached its timeout of {ticket.patience:g} s"
-                text = f"{late} waiting for {names}; last calls: {deeds}"
-                other.end(CommTimeout(text, missing))
+                late = f"{other.call} (call {other.turn}){_at(other)} reached its timeout"
+                text = f"{late} of {ticket.patience:g} s waiting for {names}"
+                other.end(CommTimeout(f"{text}; last calls: {deeds}; arrived: {here}", missing))
             for rank, other in board.items():
-                self.leave(rank, f"gave up {other.call} at its deadline")
+                self.leave(rank, f"gave up {other.call} at its deadline", for_good=False)
+
+    def _deed(self, rank: int) -> str:
+        """What a rank does or did last, in this group or else in another."""
+        ticket = self.last.get(rank)
+        if ticket is not None:
+            return f"{ticket.call} (call {ticket.turn}){ticket.record.story()}"
+        record = self.recorder.last(self.world_ranks[rank])
+        return f"{record.verb}{record.story()}" if record is not None else "no call yet"
 
     def deliver(self, source: int, target: int, tag: int, src: Buffer) -> None:
         """Give a copy of `src` to the first receive that fits it, or keep it."""
@@ -221,18 +346,28 @@ def _finish_board(tickets: list[Ticket]) -> None:
     """All ranks are here: compare what they call, do it, and end every ticket."""
     failure: UnisonoError | None = None
     if disagree([ticket.call for ticket in tickets]):
-        sides: dict[str, list[int]] = {}
+        sides: dict[str, list[Ticket]] = {}
         for ticket in tickets:
-            sides.setdefault(str(ticket.call), []).append(ticket.rank)
-        text = "; ".join(
-            f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}: {call}"
-            for call, ranks in sides.items()
-        )
+            sides.setdefault(str(ticket.call), []).append(ticket)
+        text = "; ".join(_side(call, side) for call, side in sides.items())
         failure = MismatchError(f"ranks disagree in call {tickets[0].turn}: {text}")
     else:
-        _VERBS[tickets[0].call.verb](tickets)
+        VERBS[tickets[0].call.verb](tickets)
     for ticket in tickets:
         ticket.end(failure)
+
+
+def _side(call: str, tickets: list[Ticket]) -> str:
+    """Who calls this, and from where; a rank of each place is enough."""
+    ranks = ", ".join(str(ticket.rank) for ticket in tickets)
+    places = " and".join(dict.fromkeys(filter(None, map(_at, tickets))))
+    return (
+        f"{'ranks' if len(tickets) > 1 else 'rank'} {ranks}: {call}, call {tickets[0].turn}{places}"
+    )
+
+
+def _at(ticket: Ticket) -> str:
+    return f" at {ticket.record.place}" if ticket.record.place else ""
 
 
 def disagree(calls: Sequence[Call]) -> bool:
@@ -245,84 +380,3 @@ def disagree(calls: Sequence[Call]) -> bool:
         for j, receiver in enumerate(calls)
         if sender.sends and receiver.receives
     )
-
-
-# ---- the verbs, seen from outside: all sources and all destinations are here ---------------------
-
-
-def _source(ticket: Ticket) -> Array:
-    assert ticket.src is not None
-    return ticket.src.array
-
-
-def _parts(array: Array, counts: Sequence[int]) -> list[Array]:
-    ends = np.cumsum(counts)
-    return [array[end - count : end] for end, count in zip(ends, counts, strict=True)]
-
-
-def _store(ticket: Ticket, result: Array) -> None:
-    assert ticket.dst is not None
-    ticket.dst.array[:] = result
-
-
-def _do_broadcast(tickets: list[Ticket]) -> None:
-    root = tickets[0].call.root
-    assert root is not None
-    data = _source(tickets[root]).copy()
-    for ticket in tickets:
-        _store(ticket, data)
-
-
-def _do_reduce(tickets: list[Ticket]) -> None:
-    op = tickets[0].call.op
-    assert op is not None
-    result = combine(op, [_source(ticket) for ticket in tickets])
-    for ticket in tickets:
-        if ticket.dst is not None:
-            _store(ticket, result)
-
-
-def _do_reduce_scatter(tickets: list[Ticket]) -> None:
-    op = tickets[0].call.op
-    assert op is not None
-    result = combine(op, [_source(ticket) for ticket in tickets])
-    for ticket, part in zip(tickets, _parts(result, tickets[0].call.sends), strict=True):
-        _store(ticket, part)
-
-
-def _do_gather(tickets: list[Ticket]) -> None:
-    joined = np.concatenate([_source(ticket) for ticket in tickets])
-    for ticket in tickets:
-        if ticket.dst is not None:
-            _store(ticket, joined)
-
-
-def _do_scatter(tickets: list[Ticket]) -> None:
-    root = tickets[0].call.root
-    assert root is not None
-    data = _source(tickets[root]).copy()
-    for ticket, part in zip(tickets, _parts(data, tickets[root].call.sends), strict=True):
-        _store(ticket, part)
-
-
-def _do_all_to_all(tickets: list[Ticket]) -> None:
-    parts = [_parts(_source(ticket).copy(), ticket.call.sends) for ticket in tickets]
-    for ticket in tickets:
-        _store(ticket, np.concatenate([row[ticket.rank] for row in parts]))
-
-
-def _do_barrier(tickets: list[Ticket]) -> None:
-    return None
-
-
-_VERBS: dict[str, Callable[[list[Ticket]], None]] = {
-    "broadcast": _do_broadcast,
-    "reduce": _do_reduce,
-    "all_reduce": _do_reduce,
-    "reduce_scatter": _do_reduce_scatter,
-    "gather": _do_gather,
-    "all_gather": _do_gather,
-    "scatter": _do_scatter,
-    "all_to_all": _do_all_to_all,
-    "barrier": _do_barrier,
-}

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from unisono.core.buffers import Buffer, view
 from unisono.core.engine import DONE, Counts, Engine, ReduceOp, Work
 from unisono.core.rendezvous import Launch
+from unisono.core.trace import Rank, Record, Tracer
 from unisono.engines.meeting import Guest, Host
-from unisono.errors import CommTimeout, LaunchError, OutOfSharedMemory
+from unisono.errors import CommTimeout, LaunchError, OutOfSharedMemory, UnisonoError
 
 _missing = ""
 if TYPE_CHECKING:
@@ -35,11 +36,28 @@ _FOREVER = 1e18
 _DRAIN = 2.0  # seconds that close() lets queued calls go on
 
 
+class _Records:
+    """The records of a job in shared memory; a `trace.Source`."""
+
+    def __init__(self, job: _native.Job) -> None:
+        self._job = job
+        self.claim = job.claim_trace
+        self.written = job.trace_written
+        self.fresh = job.trace_is_fresh
+
+    def look(self) -> list[Rank]:
+        return [
+            Rank(rank, pid, state, [Record(*call) for call in calls], missing)
+            for rank, (pid, state, calls, missing) in enumerate(self._job.look())
+        ]
+
+
 class ShmWork(Work):
     """A call that the native thread runs; keeps the memory alive until it has ended."""
 
-    def __init__(self, pending: _native.Pending, *buffers: Buffer | None) -> None:
+    def __init__(self, tracer: Tracer, pending: _native.Pending, *buffers: Buffer | None) -> None:
         super().__init__()
+        self._tracer = tracer
         self._pending = pending
         self._buffers = buffers
 
@@ -49,7 +67,11 @@ class ShmWork(Work):
     def _block(self, timeout: float | None) -> None:
         if not self._pending.wait(_FOREVER if timeout is None else timeout):
             raise CommTimeout(f"the call has not ended after {timeout:g} s; it goes on")
-        self._pending.check()
+        try:
+            self._pending.check()
+        except UnisonoError as error:
+            self._tracer.explain(error)
+            raise
         source = self._pending.source
         self.source = None if source < 0 else source
         self._buffers = ()
@@ -61,9 +83,18 @@ class ShmEngine(Engine):
     name = "shm"
 
     def __init__(
-        self, job: _native.Job | None, communicator: _native.Communicator, rank: int, size: int
+        self,
+        job: _native.Job,
+        communicator: _native.Communicator,
+        rank: int,
+        size: int,
+        tracer: Tracer,
+        *,
+        ends_job: bool = False,
     ) -> None:
-        self._job = job  # only the world's engine ends the job
+        self._job = job
+        self._ends_job = ends_job  # only the world's engine does
+        self._tracer = tracer
         self._native = communicator
         self._collective = communicator.collective
         self.rank = rank
@@ -86,7 +117,8 @@ class ShmEngine(Engine):
             )
         job = _meet(launch, timeout)
         communicator = _native.Communicator(job, job.world_offset(), launch.rank, launch.size)
-        engine = cls(job, communicator, launch.rank, launch.size)
+        tracer = Tracer(launch.job, launch.rank, _Records(job))
+        engine = cls(job, communicator, launch.rank, launch.size, tracer, ends_job=True)
         engine.timeout = timeout
         return engine
 
@@ -102,20 +134,24 @@ class ShmEngine(Engine):
     def all_reduce(self, src: Buffer, dst: Buffer, op: ReduceOp, blocking: bool) -> Work:
         # The shortest way: this call is the one that is timed at 8 bytes.
         dtype = src.dtype
-        pending = self._collective(
-            _ALL_REDUCE,
-            src.address,
-            dst.address,
-            src.count,
-            dtype.code,
-            dtype.itemsize,
-            op.code,
-            op.factor,
-            -1,
-            self.timeout,
-            blocking,
-        )
-        return DONE if pending is None else self._track(ShmWork(pending, src, dst))
+        try:
+            pending = self._collective(
+                _ALL_REDUCE,
+                src.address,
+                dst.address,
+                src.count,
+                dtype.code,
+                dtype.itemsize,
+                op.code,
+                op.factor,
+                -1,
+                self.timeout,
+                blocking,
+            )
+        except UnisonoError as error:
+            self._tracer.explain(error)
+            raise
+        return DONE if pending is None else self._track(ShmWork(self._tracer, pending, src, dst))
 
     def reduce_scatter(
         self, src: Buffer, dst: Buffer, op: ReduceOp, counts: Counts, blocking: bool
@@ -156,10 +192,13 @@ class ShmEngine(Engine):
         return self._start(_ALL_TO_ALL, src, dst, 0, None, -1, blocking, (sends, receives))
 
     def barrier(self, blocking: bool) -> Work:
-        pending = self._collective(
-            _BARRIER, 0, 0, 0, 0, 1, _NO_OPERATOR, 1.0, -1, self.timeout, blocking
-        )
-        return DONE if pending is None else self._track(ShmWork(pending))
+        arguments = (0, 0, 0, 0, 1, _NO_OPERATOR, 1.0, -1, self.timeout, blocking)
+        try:
+            pending = self._collective(_BARRIER, *arguments)
+        except UnisonoError as error:
+            self._tracer.explain(error)
+            raise
+        return DONE if pending is None else self._track(ShmWork(self._tracer, pending))
 
     def send(self, src: Buffer, peer: int, tag: int, blocking: bool) -> Work:
         return self._message(True, src, peer, tag, blocking)
@@ -171,15 +210,38 @@ class ShmEngine(Engine):
         digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
         number = int.from_bytes(digest, "little") >> 1
         communicator = self._native.split(list(ranks), number, self.timeout)
-        engine = ShmEngine(None, communicator, list(ranks).index(self.rank), len(ranks))
-        engine.timeout = self.timeout
-        return engine
+        return self._sibling(communicator)
+
+    def shrink(self, exclude: Sequence[int] = ()) -> tuple[ShmEngine, tuple[int, ...]]:
+        before = self._native.world_ranks
+        try:
+            communicator = self._native.shrink(list(exclude), self.timeout)
+        except UnisonoError as error:
+            self._tracer.explain(error)
+            raise
+        self._running.clear()
+        members = tuple(before.index(rank) for rank in communicator.world_ranks)
+        return self._sibling(communicator), members
 
     def close(self) -> None:
         self._native.close(_DRAIN)
-        if self._job is not None:
+        if self._ends_job:
             self._job.close(_DRAIN)
         self._running.clear()
+
+    def exit(self) -> None:
+        self._job.exit()
+
+    def records(self) -> list[Rank]:
+        return self._tracer.source.look()
+
+    def _sibling(self, communicator: _native.Communicator) -> ShmEngine:
+        """The engine of another group of this job, that we are in."""
+        ranks = communicator.world_ranks
+        place = ranks.index(self._tracer.rank)
+        engine = ShmEngine(self._job, communicator, place, len(ranks), self._tracer)
+        engine.timeout = self.timeout
+        return engine
 
     def _start(
         self,
@@ -206,26 +268,34 @@ class ShmEngine(Engine):
             self.timeout,
             blocking,
         )
-        if rows is None:
-            pending = self._collective(*arguments)
-        else:
-            pending = self._native.collective_uneven(*arguments, list(rows[0]), list(rows[1]))
-        return DONE if pending is None else self._track(ShmWork(pending, src, dst))
+        try:
+            if rows is None:
+                pending = self._collective(*arguments)
+            else:
+                pending = self._native.collective_uneven(*arguments, list(rows[0]), list(rows[1]))
+        except UnisonoError as error:
+            self._tracer.explain(error)
+            raise
+        return DONE if pending is None else self._track(ShmWork(self._tracer, pending, src, dst))
 
     def _message(self, sending: bool, buffer: Buffer, peer: int, tag: int, blocking: bool) -> Work:
         dtype = buffer.dtype
-        pending = self._native.message(
-            sending,
-            buffer.address,
-            buffer.count,
-            dtype.code,
-            dtype.itemsize,
-            peer,
-            tag,
-            self.timeout,
-            blocking,
-        )
-        return self._track(ShmWork(pending, buffer))
+        try:
+            pending = self._native.message(
+                sending,
+                buffer.address,
+                buffer.count,
+                dtype.code,
+                dtype.itemsize,
+                peer,
+                tag,
+                self.timeout,
+                blocking,
+            )
+        except UnisonoError as error:
+            self._tracer.explain(error)
+            raise
+        return self._track(ShmWork(self._tracer, pending, buffer))
 
     def _track(self, work: ShmWork) -> ShmWork:
         """Hold unfinished work: the native thread uses its memory even if the caller drops it."""

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from unisono.core.buffers import Buffer
 from unisono.core.engine import Counts, Engine, ReduceOp, Work
 from unisono.core.rendezvous import Launch
-from unisono.engines.board import Call, Hub, Ticket
-from unisono.errors import LaunchError, NotReady
+from unisono.core.trace import Rank
+from unisono.engines.board import CLOSED, Call, Hub, Ticket
+from unisono.errors import LaunchError, NotReady, UnisonoError
 
 __all__ = ["ThreadsEngine", "threads_world"]
 
@@ -29,6 +30,7 @@ class ThreadsEngine(Engine):
         self.timeout = hub.timeout
         self._turn = 0
         self._closed = False
+        self._shrunk = False
 
     @classmethod
     def open(cls, launch: Launch, timeout: float) -> ThreadsEngine:
@@ -42,6 +44,8 @@ class ThreadsEngine(Engine):
     def _ticket(self, call: Call) -> Ticket:
         if self._closed:
             raise NotReady("the engine is closed")
+        if self._shrunk:
+            raise NotReady("the group was shrunk; use the new one")
         ticket = Ticket(self.hub, self.rank, self._turn, call, time.monotonic() + self.timeout)
         ticket.patience = self.timeout
         return ticket
@@ -134,10 +138,25 @@ class ThreadsEngine(Engine):
     def split(self, ranks: Sequence[int], key: str) -> ThreadsEngine:
         return ThreadsEngine(self.hub.child(ranks, key), list(ranks).index(self.rank))
 
+    def shrink(self, exclude: Sequence[int] = ()) -> tuple[ThreadsEngine, tuple[int, ...]]:
+        try:
+            hub = self.hub.shrink(self.rank, exclude, self.timeout)
+        except UnisonoError as error:
+            self.hub.tracer(self.rank).explain(error)
+            raise
+        self._shrunk = True
+        here = self.hub.world_ranks
+        engine = ThreadsEngine(hub, hub.world_ranks.index(here[self.rank]))
+        engine.timeout = self.timeout
+        return engine, tuple(here.index(rank) for rank in hub.world_ranks)
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self.hub.leave(self.rank, "closed the group")
+            self.hub.leave(self.rank, CLOSED)
+
+    def records(self) -> list[Rank]:
+        return self.hub.recorder.look()
 
 
 def threads_world(size: int, timeout: float) -> list[ThreadsEngine]:

@@ -9,6 +9,7 @@ from typing import Any
 from unisono.core import buffers, dispatch
 from unisono.core.buffers import Buffer
 from unisono.core.groups import Group
+from unisono.core.whole_numbers import whole_numbers
 from unisono.errors import ArgumentError, ArgumentTypeError
 from unisono.mindspore._checks import CommHandle, check_bool, handle_of, rows, shape_of
 
@@ -59,9 +60,9 @@ def row_counts(group: Group, tensor: Any, splits: Any, name: str) -> list[int]:
     if not shape:
         raise ArgumentError(f"a tensor without dimensions has no rows to split ({name})")
     row = math.prod(shape[1:])
-    if splits is None or len(splits) == 0:
+    told = [] if splits is None else whole_numbers(splits, name)
+    if not told:
         return [rows(shape, group.size) * row] * group.size
-    told = [int(count) for count in splits]
     if len(told) != group.size or min(told) < 0 or sum(told) != shape[0]:
         raise ArgumentError(
             f"{name} is {told}; it needs {group.size} counts that add up to {shape[0]} rows"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -12,11 +13,12 @@ from unisono.core import buffers, groups
 from unisono.core.engine import DONE, Work
 from unisono.core.engine import ReduceOp as _Operator
 from unisono.core.groups import Group
-from unisono.errors import ArgumentError, ArgumentTypeError
+from unisono.errors import ArgumentError, ArgumentTypeError, Unsupported
 
 __all__ = [
     "OPERATORS",
     "CommHandle",
+    "NoTags",
     "ReduceOp",
     "UnknownName",
     "check_bool",
@@ -64,10 +66,16 @@ class UnknownName(ArgumentError, KeyError):
         return RuntimeError.__str__(self)  # KeyError would show the text in quotes
 
 
+class NoTags(Unsupported, NotImplementedError):
+    """A batch with tags; MindSpore raises NotImplementedError for it."""
+
+
 class CommHandle:
     """What an asynchronous call returns; one without work is complete from the beginning."""
 
     def __init__(self, handle: Work | None = None, exec_sync: bool = False) -> None:
+        if handle is not None and not isinstance(handle, Work):
+            raise ArgumentTypeError(f"handle must be a work of unisono, got {handle!r}")
         self.handle = handle
         self.exec_sync = exec_sync
 
@@ -164,9 +172,13 @@ def check_bool(value: object, name: str) -> None:
 
 def shape_of(tensor: Any) -> tuple[int, ...]:
     """The shape of a tensor; anything else is refused."""
-    if not hasattr(tensor, "shape") or not buffers.is_tensor(tensor):
-        raise ArgumentTypeError(f"expected a tensor, got {type(tensor).__name__}")
-    return tuple(tensor.shape)
+    try:
+        shape = tuple(tensor.shape)
+    except (AttributeError, RuntimeError, TypeError):  # nested tensors have none
+        shape = None
+    if shape is None or not buffers.is_tensor(tensor):
+        raise ArgumentTypeError(f"expected a tensor with a shape, got {type(tensor).__name__}")
+    return shape
 
 
 def rows(shape: Sequence[int], size: int) -> int:
@@ -187,12 +199,14 @@ def zeros_like(tensor: Any, shape: Sequence[int] | None = None) -> Any:
 
 def empty_of(dtype: Any) -> Any:
     """An empty tensor of the library that `dtype` belongs to, as a pattern for others."""
-    library = type(dtype).__module__.partition(".")[0]
+    library = getattr(type(dtype), "__module__", "").partition(".")[0]
     if library == "torch" and isinstance(dtype, sys.modules["torch"].dtype):
         return sys.modules["torch"].empty(0, dtype=dtype)
     if library == "mindspore" and hasattr(sys.modules["mindspore"], str(dtype).lower()):
         return sys.modules["mindspore"].mint.empty(0, dtype=dtype)
     scalar = isinstance(dtype, type) and issubclass(dtype, np.generic)
-    if scalar or isinstance(getattr(dtype, "dtype", dtype), np.dtype):  # jax.numpy's have `dtype`
-        return np.empty(0, np.dtype(dtype))
+    named = isinstance(getattr(dtype, "dtype", dtype), np.dtype)  # jax.numpy's have `dtype`
+    if scalar or (named and not buffers.is_tensor(dtype)):
+        with contextlib.suppress(TypeError):  # np.floating and its like are kinds, not dtypes
+            return np.empty(0, np.dtype(dtype))
     raise ArgumentTypeError(f"expected a dtype, got {dtype!r}")

@@ -16,6 +16,7 @@ from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError
 from unisono.mindspore._checks import (
     CommHandle,
+    NoTags,
     check_integer,
     new_handle,
     resolve_group,
@@ -76,8 +77,10 @@ class P2POp:
         if not buffers.is_tensor(tensor):
             raise ArgumentTypeError(f"tensor must be a tensor, got {tensor!r}")
         check_integer(peer, "peer")
-        if tag != 0:
-            raise NotImplementedError(f"tag must be 0, got {tag!r}: batches have no tags")
+        if group is not None and not isinstance(group, str | Group):
+            raise ArgumentTypeError(f"group must be a name, got {group!r}")
+        if not isinstance(tag, int) or tag != 0:
+            raise NoTags(f"tag must be 0, got {tag!r}: batches have no tags")
         self.op = op
         self.tensor = tensor
         self.peer = peer
@@ -87,8 +90,8 @@ class P2POp:
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[CommHandle]:
     """Start all messages of the list; returns a list with one handle for them all."""
-    if not p2p_op_list:
-        raise ArgumentTypeError("p2p_op_list is empty; it needs at least one P2POp")
+    if not isinstance(p2p_op_list, list | tuple) or not p2p_op_list:
+        raise ArgumentTypeError("p2p_op_list must be a list of at least one P2POp")
     if not all(isinstance(entry, P2POp) for entry in p2p_op_list):
         raise ArgumentTypeError("p2p_op_list must hold P2POp objects only")
     first = p2p_op_list[0].group

@@ -64,13 +64,14 @@ def init_process_group(
     otherwise the launcher does.
     """
     _check_kinds(
+        (backend, str, "backend"),
         (init_method, str, "init_method"),
         (timeout, timedelta, "timeout"),
-        (world_size, int, "world_size"),
-        (rank, int, "rank"),
         (store, TCPStore, "store"),
         (group_name, str, "group_name"),
     )
+    check_integer(world_size, "world_size")
+    check_integer(rank, "rank")
     if backend not in _BACKENDS and str(backend).partition(":")[0] not in registry.names():
         known = ", ".join([*_BACKENDS, *registry.names()])
         raise ArgumentError(f"there is no backend {backend!r}; there are {known}")

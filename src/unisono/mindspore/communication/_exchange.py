@@ -8,6 +8,7 @@ from typing import Any
 
 from unisono.core import buffers, dispatch, lists
 from unisono.core.groups import Group
+from unisono.core.whole_numbers import whole_numbers
 from unisono.errors import ArgumentError, ArgumentTypeError
 from unisono.mindspore._checks import (
     CommHandle,
@@ -129,14 +130,13 @@ def _asked(entry: Any) -> tuple[int, ...]:
 
 def _splits(splits: Sequence[int] | None, shape: Sequence[int], size: int, name: str) -> list[int]:
     """How many rows go to or come from each rank; equal shares where nothing is said."""
-    if splits is None or len(splits) == 0:
+    told = [] if splits is None else whole_numbers(splits, name)
+    if not told:
         return [rows(shape, size)] * size
-    for split in splits:
-        check_integer(split, f"each entry of {name}")
-        if split < 0:
-            raise ArgumentError(f"{name} cannot be negative: {list(splits)}")
-    _one_for_each(splits, size, name)
-    return list(splits)
+    if min(told) < 0:
+        raise ArgumentError(f"{name} cannot be negative: {told}")
+    _one_for_each(told, size, name)
+    return told
 
 
 def _one_for_each(entries: Sequence[Any], size: int, name: str) -> None:

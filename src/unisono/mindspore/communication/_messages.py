@@ -16,6 +16,7 @@ from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError
 from unisono.mindspore._checks import (
     CommHandle,
+    NoTags,
     check_integer,
     empty_of,
     new_handle,
@@ -94,8 +95,8 @@ class P2POp:
         if not isinstance(tensor, tuple):
             shape_of(tensor)
         check_integer(peer, "peer")
-        if tag != 0:
-            raise NotImplementedError(f"tag must be 0, got {tag!r}")
+        if not isinstance(tag, int) or tag != 0:
+            raise NoTags(f"tag must be 0, got {tag!r}")
         if recv_dtype is not None:
             empty_of(recv_dtype)
         self.op = op

@@ -14,6 +14,7 @@ import numpy as np
 
 from unisono.core import buffers, dispatch, lists
 from unisono.core.groups import Group
+from unisono.core.whole_numbers import whole_numbers
 from unisono.errors import ArgumentError, ArgumentTypeError
 from unisono.mindspore._checks import (
     ReduceOp,
@@ -226,8 +227,13 @@ class AlltoAllV(_Primitive):
         members = resolve_group(self.group)
         if len(shape_of(input_x)) != 1:
             raise ArgumentError(f"the tensor must be flat, but its shape is {shape_of(input_x)}")
-        sends = [int(count) * self.block_size for count in send_numel_list]
-        receives = [int(count) * self.block_size for count in recv_numel_list]
+        sends, receives = (
+            [count * self.block_size for count in whole_numbers(told, name)]
+            for told, name in (
+                (send_numel_list, "send_numel_list"),
+                (recv_numel_list, "recv_numel_list"),
+            )
+        )
         out = buffers.output_like(input_x, (sum(receives),))
         source = buffers.view(input_x)
         dispatch.start("all_to_all", members, True, source, out.buffer, sends, receives)
@@ -328,7 +334,7 @@ class BatchISendIRecv(_Primitive):
             raise ArgumentError(f"{len(op_types)} op_types for {len(remote_ranks)} remote_ranks")
         if len(shapes) != len(dtypes):
             raise ArgumentError(f"{len(shapes)} receive_shapes for {len(dtypes)} receive_dtypes")
-        if set(op_types) - {"isend", "irecv"}:
+        if not all(isinstance(op, str) and op in ("isend", "irecv") for op in op_types):
             raise ArgumentError(f"op_types may hold isend and irecv only, got {op_types}")
         if list(op_types).count("irecv") != len(shapes):
             raise ArgumentError(f"there must be one of receive_shapes for each irecv in {op_types}")
@@ -339,6 +345,8 @@ class BatchISendIRecv(_Primitive):
 
     def __call__(self, input_x: Sequence[Any] = ()) -> tuple[Any, ...]:
         """Return one tensor for each entry: what came, or a zero without meaning after a send."""
+        if not isinstance(input_x, list | tuple):
+            raise ArgumentTypeError(f"expected a list of tensors, got {type(input_x).__name__}")
         given = [tensor for tensor in input_x if tensor is not None]
         if list(self.op_types).count("isend") != len(given):
             raise ArgumentError(f"{len(given)} tensors to send for the op_types {self.op_types}")

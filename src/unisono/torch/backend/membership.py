@@ -162,4 +162,7 @@ class Membership(dist.ProcessGroup):  # type: ignore[misc]
 def _leave() -> None:
     """A process that ends without destroy_process_group leaves its groups all the same."""
     for group in list(_alive):
+        if group._core.engine is not None:
+            group._core.engine.exit()
+    for group in list(_alive):
         group.shutdown()

@@ -42,6 +42,7 @@ from unisono.torch.distributed.groups import (
     new_group,
     new_subgroups,
     new_subgroups_by_enumeration,
+    shrink_group,
     split_group,
 )
 from unisono.torch.distributed.objects import (
@@ -130,6 +131,7 @@ __all__ = [
     "scatter_object_list",
     "send",
     "send_object_list",
+    "shrink_group",
     "split_group",
 ]
 
@@ -155,7 +157,6 @@ _NEAREST = {
     "init_device_mesh": "new_group() or new_subgroups()",
     "reduce_op": "ReduceOp",
     "rpc": "send_object_list()",
-    "shrink_group": "new_group()",
     "supports_complex": "all_reduce() itself, which says so",
 }
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from unisono.core import buffers, groups
+from unisono.core import buffers, groups, rendezvous
 from unisono.core.buffers import Buffer
 from unisono.core.engine import ReduceOp, Work
 from unisono.core.groups import Group
+from unisono.core.whole_numbers import whole_number
 from unisono.errors import ArgumentError, ArgumentTypeError
 
 __all__ = [
@@ -75,15 +76,13 @@ def root(group: Group, world_rank: int | None, group_rank: int | None, name: str
             f"give either {name}, a rank of the world, or group_{name}, a rank of the group"
         )
     if group_rank is not None:
-        return group_rank
-    if not hasattr(world_rank, "__index__"):
-        raise ArgumentTypeError(f"{name} must be a rank, got {world_rank!r}")
-    if world_rank not in group.ranks:
+        return whole_number(group_rank, f"group_{name}")
+    rank = whole_number(world_rank, name)
+    if rank not in group.ranks:
         raise ArgumentError(
-            f"{name} {world_rank!r} is not in group {group.name!r} of world ranks "
-            f"{list(group.ranks)}"
+            f"{name} {rank} is not in group {group.name!r} of world ranks {list(group.ranks)}"
         )
-    return group.ranks.index(world_rank)
+    return group.ranks.index(rank)
 
 
 def view(tensor: Any, name: str) -> Buffer:
@@ -118,10 +117,12 @@ def one_dtype(parts: Sequence[Buffer]) -> None:
 
 def shape_of(tensor: Any) -> tuple[int, ...]:
     """The lengths of its dimensions; plain buffers have them as well, but do not say so."""
-    shape: Any = getattr(tensor, "shape", None)
-    if shape is None:
-        shape = memoryview(tensor).shape
-    return tuple(shape)
+    try:
+        shape: Any = getattr(tensor, "shape", None)
+        lengths: Any = memoryview(tensor).shape if shape is None else shape
+        return tuple(lengths)
+    except (RuntimeError, TypeError):  # a nested tensor, or a thing with a shape of another kind
+        raise ArgumentTypeError(f"{type(tensor).__name__} without a plain shape") from None
 
 
 def same_shape(entry: Any, tensor: Any, name: str) -> None:
@@ -144,8 +145,8 @@ def operator(op: Any, data: Buffer) -> ReduceOp:
 def _from_torch(op: Any) -> ReduceOp:
     """Real torch has the names as members of an enum, and objects that hold one as `op`."""
     kind = getattr(op, "op", op)
-    name = getattr(kind, "name", "")
-    if not type(kind).__module__.startswith("torch") or not hasattr(ReduceOp, name):
+    name = str(getattr(kind, "name", ""))
+    if not getattr(type(kind), "__module__", "").startswith("torch") or not hasattr(ReduceOp, name):
         raise ArgumentTypeError(f"expected a ReduceOp, got {op!r}")
     if name == "PREMUL_SUM":
         return ReduceOp.premul_sum(getattr(op, "factor", 1.0))
@@ -159,7 +160,7 @@ def seconds(timeout: timedelta | None) -> float | None:
         return None
     if not isinstance(timeout, timedelta):
         raise ArgumentTypeError(f"expected timeout to be a datetime.timedelta, got {timeout!r}")
-    return timeout.total_seconds()
+    return rendezvous.timeout(timeout.total_seconds())
 
 
 def handle(work: Work, async_op: bool, tensors: list[Any]) -> Work | None:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from unisono.core import dispatch, lists
+from unisono.core import dispatch, lists, rendezvous
 from unisono.core.buffers import Buffer
 from unisono.core.engine import ReduceOp, Work
 from unisono.core.groups import Group
+from unisono.core.whole_numbers import whole_numbers
 from unisono.errors import ArgumentError, ArgumentTypeError, CommTimeout
 from unisono.torch.distributed import arguments
 
@@ -151,6 +152,8 @@ def all_gather_coalesced(
     inputs = arguments.views(input_tensor_list, "input_tensor_list")
     if not isinstance(output_tensor_lists, list):
         raise ArgumentTypeError("parameter output_tensor_lists: expected a list of lists")
+    if not output_tensor_lists:
+        raise ArgumentError("parameter output_tensor_lists: the list of lists is empty")
     rows = [arguments.views(row, "output_tensor_lists") for row in output_tensor_lists]
     flat = [part for row in rows for part in row]
     arguments.one_dtype([*inputs, *flat])
@@ -172,7 +175,7 @@ def gather(
 ) -> Work | None:
     """Collect every rank's tensor in `gather_list` of rank `dst`; sizes may differ."""
     source = arguments.view(tensor, "tensor")
-    parts = arguments.views(gather_list, "gather_list") if gather_list else []
+    parts = _views_or_none(gather_list, "gather_list")
     arguments.one_dtype([source, *parts])
     members = arguments.members(group, "gather")
     if members is None:
@@ -197,7 +200,7 @@ def scatter(
 ) -> Work | None:
     """Deal the tensors of `scatter_list` of rank `src` out, one to each rank; sizes may differ."""
     target = arguments.view(tensor, "tensor")
-    parts = arguments.views(scatter_list, "scatter_list") if scatter_list else []
+    parts = _views_or_none(scatter_list, "scatter_list")
     arguments.one_dtype([target, *parts])
     members = arguments.members(group, "scatter")
     if members is None:
@@ -328,8 +331,10 @@ def monitored_barrier(
     members = arguments.members(group, "monitored_barrier")
     if members is None:
         return
-    wait = timedelta(seconds=timeout) if isinstance(timeout, float) else timeout
-    patience = arguments.seconds(wait)
+    if isinstance(timeout, float):
+        patience: float | None = rendezvous.timeout(timeout)
+    else:
+        patience = arguments.seconds(timeout)
     try:
         with dispatch.deadline(members, patience):
             dispatch.start("barrier", members, True)
@@ -346,6 +351,13 @@ def _root_or_first(group: Group, world_rank: int | None, group_rank: int | None,
     if world_rank is None and group_rank is None:
         world_rank = 0
     return arguments.root(group, world_rank, group_rank, name)
+
+
+def _views_or_none(tensors: Any, name: str) -> list[Buffer]:
+    """The memory of each tensor of a list; an empty one means the same as None."""
+    if tensors is None or (isinstance(tensors, list | tuple) and not tensors):
+        return []
+    return arguments.views(tensors, name)
 
 
 def _check_given_on_root(group: Group, root: int, tensors: Any, name: str) -> None:
@@ -372,17 +384,18 @@ def _counts(
     if not shape:
         raise ArgumentError(f"parameter {name} has no dimension that could be split")
     rows = shape[0]
-    if not splits:
+    lengths = [] if splits is None else whole_numbers(splits, f"{name}_split_sizes")
+    if not lengths:
         if rows % group.size:
             raise ArgumentError(
                 f"{rows} rows of {name} cannot be shared equally by {group.size} ranks; "
                 f"give {name}_split_sizes"
             )
-        splits = [rows // group.size] * group.size
-    if len(splits) != group.size or sum(splits) != rows or min(splits) < 0:
+        lengths = [rows // group.size] * group.size
+    if len(lengths) != group.size or sum(lengths) != rows or min(lengths) < 0:
         raise ArgumentError(
-            f"{name}_split_sizes {list(splits)} must share {rows} rows of {name} between "
+            f"{name}_split_sizes {lengths} must share {rows} rows of {name} between "
             f"{group.size} ranks"
         )
     width = data.count // rows if rows else 0
-    return [length * width for length in splits]
+    return [length * width for length in lengths]

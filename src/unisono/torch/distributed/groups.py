@@ -9,7 +9,8 @@ from typing import Any
 
 from unisono.core import groups
 from unisono.core.groups import Group
-from unisono.errors import ArgumentError, LaunchError, NotReady
+from unisono.core.whole_numbers import whole_number, whole_numbers
+from unisono.errors import ArgumentError, ArgumentTypeError, LaunchError, NotReady
 from unisono.torch.distributed import arguments
 from unisono.torch.distributed.startup import check_backend
 
@@ -26,6 +27,7 @@ __all__ = [
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",
+    "shrink_group",
     "split_group",
 ]
 
@@ -70,6 +72,7 @@ def get_backend(group: Group | None = None) -> str:
 def get_group_rank(group: Group, global_rank: int) -> int:
     """The rank in the group of a rank of the world."""
     members = arguments.group_of(group)
+    global_rank = whole_number(global_rank, "global_rank")
     if global_rank not in members.ranks:
         raise ArgumentError(f"global rank {global_rank} is not part of {members}")
     return members.ranks.index(global_rank)
@@ -78,6 +81,7 @@ def get_group_rank(group: Group, global_rank: int) -> int:
 def get_global_rank(group: Group, group_rank: int) -> int:
     """The rank in the world of a rank of the group."""
     members = arguments.group_of(group)
+    group_rank = whole_number(group_rank, "group_rank")
     if group_rank not in range(members.size):
         raise ArgumentError(f"group rank {group_rank} is not part of {members}")
     return members.ranks[group_rank]
@@ -96,7 +100,7 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
         raise LaunchError(
             "LOCAL_RANK is not set; start ranks with `unisono run`, or pass fallback_rank"
         )
-    return int(fallback_rank)
+    return whole_number(fallback_rank, "fallback_rank")
 
 
 def new_group(
@@ -117,7 +121,7 @@ def new_group(
     check_backend(backend)
     patience = arguments.seconds(timeout)
     world = groups.world()
-    chosen = list(range(world.size) if ranks is None else ranks)
+    chosen = whole_numbers(range(world.size) if ranks is None else ranks, "ranks")
     made = world.split(sorted(chosen) if sort_ranks else chosen)
     if made.engine is None:
         return None if use_local_synchronization else GroupMember.NON_GROUP_MEMBER
@@ -137,6 +141,7 @@ def new_subgroups(
     """Cut the group into groups of `group_size` neighbours; returns this rank's, and all."""
     if group_size is None:
         raise ArgumentError("give group_size: it has a default only for GPUs, which are not here")
+    group_size = whole_number(group_size, "group_size")
     ranks = get_process_group_ranks(group)
     if not 0 < group_size <= len(ranks) or len(ranks) % group_size:
         raise ArgumentError(f"{len(ranks)} ranks cannot be cut into groups of {group_size}")
@@ -152,13 +157,34 @@ def new_subgroups_by_enumeration(
     group_desc: str | None = None,
 ) -> tuple[Any, list[Any]]:
     """Make a group of each list of ranks; returns this rank's group, or None, and all of them."""
-    if not ranks_per_subgroup_list:
-        raise ArgumentError("ranks_per_subgroup_list is empty")
-    every = [rank for ranks in ranks_per_subgroup_list for rank in ranks]
+    wanted = _rank_lists(ranks_per_subgroup_list, "ranks_per_subgroup_list")
+    every = [rank for ranks in wanted for rank in ranks]
     if len(set(every)) != len(every):
-        raise ArgumentError(f"a rank is in two of the groups {list(ranks_per_subgroup_list)}")
-    made = [new_group(ranks, timeout, backend) for ranks in ranks_per_subgroup_list]
+        raise ArgumentError(f"a rank is in two of the groups {wanted}")
+    made = [new_group(ranks, timeout, backend) for ranks in wanted]
     return next((one for one in made if isinstance(one, Group)), None), made
+
+
+def shrink_group(
+    ranks_to_exclude: list[int],
+    group: Group | None = None,
+    shrink_flags: int = 0,
+    pg_options: Any = None,
+) -> Group:
+    """Make a group of the ranks that are alive and not excluded; they all call it.
+
+    Ranks that have ended need not be named: the list may be empty. Calls of the group that are
+    under way always end, whatever `shrink_flags` says. If the group is the world, the new one takes
+    its place with ranks counted anew, and all other groups are closed.
+    """
+    if not isinstance(ranks_to_exclude, list | tuple):
+        raise ArgumentTypeError(f"ranks_to_exclude must be a list, not {ranks_to_exclude!r}")
+    if len(set(ranks_to_exclude)) != len(ranks_to_exclude):
+        raise ArgumentError(f"ranks_to_exclude {list(ranks_to_exclude)} names a rank twice")
+    if shrink_flags not in (0, 1):
+        raise ArgumentError(f"shrink_flags is {shrink_flags!r}; give 0 (default) or 1 (abort)")
+    members = arguments.group_of(group)
+    return members.shrink(ranks_to_exclude, world=members is groups.world())
 
 
 def split_group(
@@ -170,13 +196,21 @@ def split_group(
     backend: str | None = None,
 ) -> Group | None:
     """Split the parent by lists of its ranks; returns this rank's group, None if it is in none."""
-    if not split_ranks:
-        raise ArgumentError("split_ranks is missing or empty")
+    wanted = _rank_lists([] if split_ranks is None else split_ranks, "split_ranks")
     check_backend(backend)
     patience = arguments.seconds(timeout)
     parent = arguments.group_of(parent_pg)
-    made = [parent.split(sorted(ranks)) for ranks in split_ranks]
+    made = [parent.split(sorted(ranks)) for ranks in wanted]
     mine = next((one for one in made if one.engine is not None), None)
     if mine is not None and mine.engine is not None and patience is not None:
         mine.engine.timeout = patience
     return mine
+
+
+def _rank_lists(lists: Any, name: str) -> list[list[int]]:
+    """Lists of ranks, at least one."""
+    if not isinstance(lists, list | tuple):
+        raise ArgumentTypeError(f"parameter {name}: expected a list of lists, got {lists!r}")
+    if not lists:
+        raise ArgumentError(f"{name} is empty")
+    return [whole_numbers(ranks, name) for ranks in lists]

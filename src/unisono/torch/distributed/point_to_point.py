@@ -8,6 +8,7 @@ from typing import Any
 from unisono.core import dispatch
 from unisono.core.engine import Work
 from unisono.core.groups import Group
+from unisono.core.whole_numbers import whole_number
 from unisono.errors import ArgumentError
 from unisono.torch.distributed import arguments
 
@@ -29,7 +30,7 @@ def send(
     peer = arguments.root(members, dst, group_dst, "dst")
     if peer == members.rank:
         raise ArgumentError(f"rank {peer} cannot send to itself")
-    dispatch.start("send", members, True, data, peer, tag)
+    dispatch.start("send", members, True, data, peer, whole_number(tag, "tag"))
 
 
 def recv(
@@ -45,7 +46,7 @@ def recv(
     if members is None:
         return -1
     peer = _peer_or_any(members, src, group_src)
-    source = dispatch.start("recv", members, True, data, peer, tag).source
+    source = dispatch.start("recv", members, True, data, peer, whole_number(tag, "tag")).source
     if source is None:  # an engine may leave it out where it was asked for one rank
         source = peer
     return members.ranks[source] if source is not None else -1
@@ -64,7 +65,7 @@ def isend(
     if members is None:
         return None
     peer = arguments.root(members, dst, group_dst, "dst")
-    work = dispatch.start("send", members, False, data, peer, tag)
+    work = dispatch.start("send", members, False, data, peer, whole_number(tag, "tag"))
     return arguments.handle(work, True, [tensor])
 
 
@@ -81,7 +82,7 @@ def irecv(
     if members is None:
         return None
     peer = _peer_or_any(members, src, group_src)
-    work = dispatch.start("recv", members, False, data, peer, tag)
+    work = dispatch.start("recv", members, False, data, peer, whole_number(tag, "tag"))
     return arguments.handle(work, True, [tensor])
 
 
@@ -97,7 +98,7 @@ class P2POp:
         tag: int = 0,
         group_peer: int | None = None,
     ) -> None:
-        if op not in (isend, irecv):
+        if op is not isend and op is not irecv:
             raise ArgumentError(
                 f"op must be isend or irecv of unisono.torch.distributed, got {op!r}"
             )

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from unisono.core import groups, registry, rendezvous
 from unisono.core.groups import Group
 from unisono.core.rendezvous import Launch
+from unisono.core.whole_numbers import whole_number
 from unisono.errors import ArgumentError, ArgumentTypeError, LaunchError, Unsupported
 from unisono.torch.distributed import arguments
 
@@ -53,6 +54,7 @@ def init_process_group(
     """
     engine = check_backend(backend)
     patience = arguments.seconds(timeout)
+    rank, world_size = whole_number(rank, "rank"), whole_number(world_size, "world_size")
     if store is not None:
         raise Unsupported(
             "store is not supported: ranks meet by init_method; use env:// or file://PATH"
@@ -121,6 +123,8 @@ def is_xccl_available() -> bool:
 
 def is_backend_available(backend: str) -> bool:
     """Tell whether an engine of this name runs here; "gloo" and "unisono" always do."""
+    if not isinstance(backend, str):
+        raise ArgumentTypeError(f"backend must be a name, got {backend!r}")
     names = [part.rpartition(":")[2] for part in backend.lower().split(",")]
     return all(name in ("gloo", "unisono") or _runs(name) for name in names)
 
@@ -181,7 +185,11 @@ def _launch(method: str, rank: int, size: int) -> Launch:
     """This rank's place in the world, as `init_method`, `rank` and `world_size` say."""
     if not isinstance(method, str):
         raise ArgumentTypeError(f"init_method must be a URL, got {method!r}")
-    url = urlsplit(method)
+    try:
+        url = urlsplit(method)
+        port = url.port
+    except ValueError as error:
+        raise ArgumentError(f"init_method {method!r} is no URL: {error}") from None
     if url.scheme == "env":
         return _from_variables(rank, size)
     if url.scheme not in ("file", "tcp"):
@@ -195,9 +203,9 @@ def _launch(method: str, rank: int, size: int) -> Launch:
         if not url.path:
             raise ArgumentError(f"init_method {method!r} has no path")
         return rendezvous.from_file(url.path, rank, size)
-    if url.port is None or not url.hostname:
+    if port is None or not url.hostname:
         raise ArgumentError(f"init_method {method!r} needs a host and a port")
-    return _from_address(url.hostname, str(url.port), rank, size)
+    return _from_address(url.hostname, str(port), rank, size)
 
 
 def _from_variables(rank: int, size: int) -> Launch:

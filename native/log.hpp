@@ -1,0 +1,99 @@
+// native/log.hpp: the flight recorder: what each rank of the job called last, for all to see.
+//
+// Every rank keeps its last calls in a region of its own of the job's memory. Only the rank itself
+// writes there, from whichever of its threads; others read at any time: for the texts of errors,
+// for a file, or from outside the job. A record is one cache line whose first word is a stamp:
+// twice the call's sequence number, plus one while the record is being written. Whoever reads the
+// same even stamp before and after the rest has read one call and not parts of two.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "call.hpp"
+
+namespace unisono {
+
+inline constexpr std::size_t log_records = 1024;
+inline constexpr std::size_t log_places = 256;
+inline constexpr std::size_t place_bytes = 120;
+
+/// How far a call has come: under way, ended well, or ended by the fault (as 2 + Fault).
+enum class State : std::uint8_t { running, done, failed };
+
+inline State failed(Fault fault) noexcept {
+    return static_cast<State>(static_cast<int>(State::failed) + static_cast<int>(fault));
+}
+
+/// "running", "done", or the name of a fault.
+const char* name(State state) noexcept;
+
+/// One record, unpacked.
+struct Entry {
+    static constexpr std::size_t words = 8;
+
+    Entry() = default;
+    explicit Entry(const std::array<std::uint64_t, words>& packed) noexcept;
+
+    Call call;  ///< `root` is the peer of a message; messages have no number
+    std::uint64_t sequence = 0;
+    std::uint32_t group = 0;
+    std::uint32_t page = 0;  ///< where the group stands in the job's memory, in pages
+    std::uint16_t place = 0;
+    std::uint64_t began = 0;  ///< nanoseconds of CLOCK_MONOTONIC
+    std::uint64_t ended = 0;
+    State state = State::running;
+};
+
+struct alignas(64) Record {
+    std::atomic<std::uint64_t> words[Entry::words];
+};
+
+/// A rank's region. A place is written once, before the first record that names it.
+struct alignas(128) LogMemory {
+    std::atomic<std::uint64_t> next;  ///< records begun
+    Record records[log_records];
+    std::atomic<std::uint64_t> places[log_places][place_bytes / 8];
+};
+
+/// The text of a place out of its words, which another process may have filled with anything.
+std::string place_text(const std::uint64_t* words);
+
+/// Nanoseconds of CLOCK_MONOTONIC, the same on all ranks of a host.
+std::uint64_t now() noexcept;
+
+/// A process's view of one rank's region. Thread-safe.
+class Log {
+public:
+    void attach(LogMemory* memory) noexcept { memory_ = memory; }
+
+    /// Notes the beginning of a call and returns its sequence number.
+    std::uint64_t begin(const Request& request, std::uint32_t group, std::uint32_t page,
+                        std::uint32_t number) noexcept;
+
+    /// Notes the end of a call, unless its record has been used again.
+    void end(std::uint64_t sequence, State state) noexcept;
+
+    /// The rank's call of this number in a group.
+    std::optional<Entry> find(std::uint32_t group, std::uint32_t number) const noexcept;
+
+    /// What the rank does now or did last: in this group the oldest call that runs, else the
+    /// newest.
+    std::optional<Entry> last(std::uint32_t group) const noexcept;
+
+    /// " at train.py:88", or nothing if the place is not known.
+    std::string at(const Entry& entry) const;
+
+private:
+    std::optional<Entry> read(std::uint64_t sequence) const noexcept;
+    void publish(const Place& place) noexcept;
+
+    LogMemory* memory_ = nullptr;
+    std::atomic<std::uint64_t> published_[log_places / 64] = {};
+};
+
+}  // namespace unisono

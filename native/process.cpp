@@ -1,0 +1,76 @@
+// native/process.cpp: reads /proc and asks pidfds.
+#include "process.hpp"
+
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "types.hpp"
+
+namespace unisono {
+
+namespace {
+
+/// The kernel's struct pidfd_info up to the field that we need; headers may be older than kernels.
+struct PidfdInfo {
+    std::uint64_t mask;
+    std::uint64_t cgroup;
+    std::uint32_t ids[11];
+    std::int32_t exit_code;
+};
+static_assert(sizeof(PidfdInfo) == 64);
+
+constexpr std::uint64_t info_exit = 1u << 3;
+
+}  // namespace
+
+Process look_at(pid_t pid) noexcept {
+    Process process;
+    char path[64], text[1024];
+    std::snprintf(path, sizeof path, "/proc/%d/stat", static_cast<int>(pid));
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return process;
+    const ssize_t length = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (length <= 0) return process;
+    text[length] = 0;
+    // Field 2 is the name, in parentheses, with anything in it; so count from the last one.
+    char* rest = std::strrchr(text, ')');
+    if (rest == nullptr) return process;
+    char* state = nullptr;
+    int field = 3;
+    for (char* word = strtok_r(rest + 1, " \n", &state); word != nullptr;
+         word = strtok_r(nullptr, " \n", &state), ++field) {
+        if (field == 3) process.state = *word;
+        if (field == 22) process.started = std::strtoull(word, nullptr, 10);
+        if (field == 52) process.status = static_cast<int>(std::strtol(word, nullptr, 10));
+    }
+    return process;
+}
+
+std::optional<int> status_behind(int pidfd) noexcept {
+    PidfdInfo info{};
+    info.mask = info_exit;
+    if (ioctl(pidfd, _IOWR(0xff, 11, PidfdInfo), &info) != 0 || (info.mask & info_exit) == 0)
+        return std::nullopt;
+    return info.exit_code;
+}
+
+std::string ending(int status) {
+    static constexpr std::array names{
+        "",     "HUP",  "INT",  "QUIT", "ILL",    "TRAP",   "ABRT",  "BUS",  "FPE",  "KILL", "USR1",
+        "SEGV", "USR2", "PIPE", "ALRM", "TERM",   "STKFLT", "CHLD",  "CONT", "STOP", "TSTP", "TTIN",
+        "TTOU", "URG",  "XCPU", "XFSZ", "VTALRM", "PROF",   "WINCH", "IO",   "PWR",  "SYS"};
+    if (WIFEXITED(status)) return format("exited with code %d", WEXITSTATUS(status));
+    const auto number = static_cast<std::size_t>(WTERMSIG(status));
+    if (number < names.size()) return format("killed by SIG%s", names[number]);
+    return format("killed by signal %zu", number);
+}
+
+}  // namespace unisono

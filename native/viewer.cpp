@@ -1,0 +1,159 @@
+// native/viewer.cpp: reading a job's memory without trusting it.
+#include "viewer.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "group.hpp"
+#include "process.hpp"
+
+namespace unisono {
+
+namespace {
+
+/// A field of a struct in shared memory, out of a copy of its bytes.
+template <class Value>
+Value field(const std::byte* copy, std::size_t offset) noexcept {
+    Value value;
+    std::memcpy(&value, copy + offset, sizeof value);
+    return value;
+}
+
+}  // namespace
+
+Viewer::Viewer(int fd) : fd_(fcntl(fd, F_DUPFD_CLOEXEC, 3)) {
+    struct stat file{};
+    const int seals = fd_ < 0 ? -1 : fcntl(fd_, F_GET_SEALS);
+    bool fits = seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && fstat(fd_, &file) == 0;
+    std::byte header[sizeof(JobHeader)];
+    fits = fits && read(0, header, sizeof header) &&
+           field<std::uint64_t>(header, offsetof(JobHeader, magic)) == arena_magic &&
+           field<std::uint32_t>(header, offsetof(JobHeader, layout)) == arena_layout;
+    const auto size = fits ? field<std::uint32_t>(header, offsetof(JobHeader, size)) : 0;
+    fits = fits && size >= 1 && size <= max_ranks;
+    if (fits) size_ = static_cast<int>(size);
+    fits = fits && static_cast<std::size_t>(file.st_size) >= ArenaPlan(size_).logs;
+    if (fits) return;
+    if (fd_ >= 0) close(fd_);
+    throw Failure(Fault::system, format("descriptor %d is no memory of a job of this version", fd));
+}
+
+Viewer::~Viewer() { close(fd_); }
+
+bool Viewer::read(std::size_t offset, void* target, std::size_t bytes) const noexcept {
+    auto* at = static_cast<char*>(target);
+    while (bytes != 0) {
+        const ssize_t got = pread(fd_, at, bytes, static_cast<off_t>(offset));
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return false;
+        at += got;
+        offset += static_cast<std::size_t>(got);
+        bytes -= static_cast<std::size_t>(got);
+    }
+    return true;
+}
+
+Sight Viewer::look(int rank) const {
+    if (rank < 0 || rank >= size_)
+        throw Failure(Fault::system, format("there is no rank %d in a job of %d", rank, size_));
+    Sight sight;
+    std::byte resident[sizeof(Resident)];
+    const ArenaPlan plan(size_);
+    if (!read(plan.residents + static_cast<std::size_t>(rank) * sizeof(Resident), resident,
+              sizeof resident))
+        throw Failure(Fault::system, "the job's memory cannot be read");
+    sight.pid = field<std::int32_t>(resident, offsetof(Resident, pid));
+    if (sight.pid <= 0) {
+        sight.pid = 0;
+        sight.state = "starting";
+        return sight;
+    }
+    const auto ended = field<std::uint64_t>(resident, offsetof(Resident, ended));
+    const Process process = look_at(sight.pid);
+    const bool same =
+        process.state != 0 &&
+        process.started == field<std::uint64_t>(resident, offsetof(Resident, started));
+    const bool left = field<std::uint32_t>(resident, offsetof(Resident, left)) != 0;
+    const bool by_exit = field<std::uint64_t>(resident, offsetof(Resident, exiting)) != 0;
+    if (ended != 0 && (!left || by_exit))
+        sight.state = ending(static_cast<int>(static_cast<std::uint32_t>(ended)));
+    else if (same && process.state == 'Z' && (!left || by_exit))
+        sight.state = ending(process.status);
+    else
+        sight.state = left ? "left" : same ? "running" : "ended";
+    sight.calls = calls(rank);
+    for (const auto& [entry, place] : sight.calls) {
+        if (entry.state != State::running || entry.call.is_message()) continue;
+        sight.missing = missing(rank, entry);
+        break;  // the oldest: later ones wait behind it
+    }
+    return sight;
+}
+
+std::vector<std::pair<Entry, std::string>> Viewer::calls(int rank) const {
+    const ArenaPlan plan(size_);
+    const std::size_t offset = plan.logs + static_cast<std::size_t>(rank) * plan.log;
+    std::vector<std::byte> first(sizeof(LogMemory)), second(sizeof(LogMemory));
+    std::vector<std::pair<Entry, std::string>> found;
+    if (!read(offset, first.data(), first.size()) || !read(offset, second.data(), second.size()))
+        return found;
+    for (std::size_t slot = 0; slot < log_records; ++slot) {
+        const std::size_t at = offsetof(LogMemory, records) + slot * sizeof(Record);
+        std::byte* copy = second.data() + at;
+        // A rank that is busy changes a record now and then: read that one again.
+        for (int attempt = 0; attempt < 10; ++attempt) {
+            if (std::memcmp(first.data() + at, copy, sizeof(Record)) == 0) break;
+            std::memcpy(first.data() + at, copy, sizeof(Record));
+            if (!read(offset + at, copy, sizeof(Record))) break;
+        }
+        const auto words = field<std::array<std::uint64_t, Entry::words>>(copy, 0);
+        if (words[0] == 0 || (words[0] & 1) != 0) continue;
+        if (std::memcmp(first.data() + at, copy, sizeof(Record)) != 0) continue;
+        const Entry entry(words);
+        std::string place;
+        if (entry.place != 0 && entry.place < log_places) {
+            const auto text = field<std::array<std::uint64_t, place_bytes / 8>>(
+                second.data(), offsetof(LogMemory, places) + entry.place * place_bytes);
+            place = place_text(text.data());
+        }
+        found.emplace_back(entry, std::move(place));
+    }
+    std::sort(found.begin(), found.end(), [](const auto& one, const auto& two) {
+        return one.first.sequence < two.first.sequence;
+    });
+    return found;
+}
+
+std::optional<std::vector<int>> Viewer::missing(int rank, const Entry& entry) const {
+    const std::size_t offset = std::size_t{entry.page} * page;
+    std::byte header[sizeof(GroupHeader)];
+    if (!read(offset, header, sizeof header)) return std::nullopt;
+    const auto size = field<std::uint32_t>(header, offsetof(GroupHeader, size));
+    if (size < 1 || size > max_ranks ||
+        field<std::uint32_t>(header, offsetof(GroupHeader, number)) != entry.group)
+        return std::nullopt;
+    const GroupPlan plan(static_cast<int>(size));
+    std::vector<std::int32_t> ranks(size);
+    std::vector<std::byte> members(size * sizeof(Member));
+    if (!read(offset + plan.world_ranks, ranks.data(), size * sizeof(std::int32_t)) ||
+        !read(offset + plan.members, members.data(), members.size()))
+        return std::nullopt;
+    const auto turn = [&](std::size_t member) {
+        return field<std::uint32_t>(members.data(),
+                                    member * sizeof(Member) + offsetof(Member, turn));
+    };
+    const auto own = std::find(ranks.begin(), ranks.end(), rank);
+    if (own == ranks.end()) return std::nullopt;
+    const std::uint32_t reached = turn(static_cast<std::size_t>(own - ranks.begin()));
+    std::vector<int> late;
+    for (std::size_t member = 0; member < size; ++member)
+        if (static_cast<std::int32_t>(turn(member) - reached) < 0) late.push_back(ranks[member]);
+    return late;
+}
+
+}  // namespace unisono

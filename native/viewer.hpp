@@ -1,0 +1,48 @@
+// native/viewer.hpp: looks at a job from outside, by its descriptor alone.
+//
+// Nothing is mapped and nothing is believed: every look is a read of the file, bounds are checked
+// first, and a record counts only if two reads in a row give the same bytes. So a descriptor of
+// something else, or memory that is given back at this moment, is at worst an error.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arena.hpp"
+
+namespace unisono {
+
+/// What can be seen of one rank.
+struct Sight {
+    int pid = 0;        ///< 0: it has not come yet
+    std::string state;  ///< "starting", "running", "left", or how its process ended
+    std::vector<std::pair<Entry, std::string>> calls;  ///< with their places, in order
+    /// The ranks of its group that have not come to the barrier at which its call waits.
+    std::optional<std::vector<int>> missing;
+};
+
+class Viewer {
+public:
+    /// Keeps a descriptor of its own; throws Failure(system) if there is no job behind it.
+    explicit Viewer(int fd);
+    ~Viewer();
+    Viewer(const Viewer&) = delete;
+    Viewer& operator=(const Viewer&) = delete;
+
+    int size() const noexcept { return size_; }
+    Sight look(int rank) const;
+
+private:
+    bool read(std::size_t offset, void* target, std::size_t bytes) const noexcept;
+    std::vector<std::pair<Entry, std::string>> calls(int rank) const;
+    std::optional<std::vector<int>> missing(int rank, const Entry& entry) const;
+
+    int fd_;
+    int size_ = 0;
+};
+
+}  // namespace unisono

@@ -1,0 +1,317 @@
+"""What every rank called last, and the file that tells it when a call has failed.
+
+Engines of our own keep the last calls of each rank. When ranks disagree, are lost or wait in vain,
+one rank of the job writes all of them to one file, for `unisono trace` to draw; the error says
+where it is. `UNISONO_TRACE` names the folder for such files (the temporary one if it is not set);
+0 means that none are written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from unisono.errors import CommTimeout, MismatchError, PeerLost, UnisonoError
+
+__all__ = ["LIMIT", "Rank", "Record", "Recorder", "Source", "Tracer", "place"]
+
+#: How many calls of each rank are kept.
+LIMIT = 1024
+#: Seconds that a rank waits for the file of another, and nanoseconds between two files.
+_PATIENCE = 0.25
+_PAUSE = 1_000_000_000
+
+_STATES: dict[type[UnisonoError], str] = {
+    MismatchError: "mismatch",
+    PeerLost: "lost",
+    CommTimeout: "timeout",
+}
+_PACKAGE = str(Path(__file__).parent.parent) + os.sep
+
+
+@dataclass(slots=True)
+class Record:
+    """One call of one rank. Times are nanoseconds of the monotonic clock, which ranks share.
+
+    `state` is "running", "done" or the fault: mismatch, lost, timeout, interrupted, memory, closed,
+    system. Messages have a `peer` and no `call` number.
+    """
+
+    sequence: int
+    group: int
+    call: int | None
+    verb: str
+    dtype: str | None
+    count: int | None
+    op: str | None
+    root: int | None
+    peer: int | None
+    place: str | None
+    began: int
+    ended: int | None = None
+    state: str = "running"
+
+    def story(self) -> str:
+        """Say where it was called, and since when it runs or has ended.
+
+        >>> made = Record(1, 0, 3, "barrier", None, None, None, None, None, "a.py:1", 0)
+        >>> made.ended = time.monotonic_ns()
+        >>> made.story()
+        ' at a.py:1, which ended 0.0 s ago'
+        """
+        at = f" at {self.place}" if self.place else ""
+        if self.ended is None:
+            passed = (time.monotonic_ns() - self.began) / 1e9
+            return f"{at}, in which it has been for {passed:.1f} s"
+        return f"{at}, which ended {(time.monotonic_ns() - self.ended) / 1e9:.1f} s ago"
+
+
+_FIELDS = [one.name for one in fields(Record)]
+
+
+@dataclass(slots=True)
+class Rank:
+    """One rank of a job: its process, how that is doing, and its last calls in order.
+
+    `missing` are the world ranks for which its call waits, where that is known.
+    """
+
+    rank: int
+    pid: int
+    state: str
+    calls: Sequence[Record] = ()
+    missing: Sequence[int] | None = None
+
+
+class Source(Protocol):
+    """Where the records of a job are, and who may write them down."""
+
+    def look(self) -> list[Rank]:
+        """All ranks of the job."""
+
+    def claim(self) -> bool:
+        """Try to be the one who writes; only one may in each second."""
+
+    def written(self) -> None:
+        """Say that the file is there."""
+
+    def fresh(self) -> bool:
+        """Tell whether whoever claimed last has written."""
+
+
+class Recorder:
+    """The records of ranks that are threads of this process; a `Source`."""
+
+    def __init__(self, size: int) -> None:
+        self._lock = threading.Lock()
+        self._calls: list[deque[Record]] = [deque(maxlen=LIMIT) for _ in range(size)]
+        self._begun = [0] * size
+        self._groups = 0
+        self._claimed = 0
+        self._written = 0
+        self.states = ["running"] * size
+
+    def new_group(self) -> int:
+        """The number of one more group."""
+        with self._lock:
+            self._groups += 1
+            return self._groups - 1
+
+    def begin(
+        self,
+        rank: int,
+        group: int,
+        call: int | None,
+        verb: str,
+        dtype: str | None,
+        count: int | None,
+        op: str | None,
+        peer: int | None,
+    ) -> Record:
+        """Note that a rank calls something, from the line that made us run."""
+        message = verb in ("send", "recv")
+        with self._lock:
+            self._begun[rank] += 1
+            record = Record(
+                self._begun[rank],
+                group,
+                call,
+                verb,
+                dtype,
+                count,
+                op,
+                None if message else peer,
+                peer if message else None,
+                place(),
+                time.monotonic_ns(),
+            )
+            self._calls[rank].append(record)
+        return record
+
+    def end(self, record: Record, failure: UnisonoError | None) -> None:
+        """Note how a call ended."""
+        record.state = "done" if failure is None else _STATES.get(type(failure), "closed")
+        record.ended = time.monotonic_ns()
+
+    def last(self, rank: int) -> Record | None:
+        """What the rank called last."""
+        with self._lock:
+            return self._calls[rank][-1] if self._calls[rank] else None
+
+    def look(self) -> list[Rank]:
+        """All ranks of the job."""
+        with self._lock:
+            return [
+                Rank(rank, os.getpid(), self.states[rank], list(calls))
+                for rank, calls in enumerate(self._calls)
+            ]
+
+    def claim(self) -> bool:
+        """Try to be the one who writes; only one may in each second."""
+        with self._lock:
+            now = time.monotonic_ns()
+            if self._claimed and now < self._claimed + _PAUSE:
+                return False
+            self._claimed = now
+            return True
+
+    def written(self) -> None:
+        """Say that the file is there."""
+        self._written = time.monotonic_ns()
+
+    def fresh(self) -> bool:
+        """Tell whether whoever claimed last has written."""
+        return self._written >= self._claimed
+
+
+@dataclass
+class Tracer:
+    """Writes the trace of a job when a call of this rank fails, and says so in the error."""
+
+    job: str
+    rank: int
+    source: Source
+
+    def explain(self, error: UnisonoError) -> None:
+        """Let the error end with the name of the file, if one was written."""
+        path = _path(self.job) if type(error) in _STATES else None
+        if path is not None and self._write(path, error):
+            line = f"the last calls of all ranks: {path} (unisono trace {path})"
+            error.args = (f"{error}\n{line}", *error.args[1:])
+
+    def _write(self, path: Path, error: UnisonoError) -> bool:
+        # A full disk, or a folder that is not ours: the error itself is what matters.
+        with contextlib.suppress(OSError, UnisonoError):
+            if self.source.claim():
+                _store(path, self._page(error))
+                self.source.written()
+                return True
+            deadline = time.monotonic() + _PATIENCE
+            while not self.source.fresh() and time.monotonic() < deadline:
+                time.sleep(0.005)
+            return self.source.fresh() and path.exists()
+        return False
+
+    def _page(self, error: UnisonoError) -> dict[str, Any]:
+        ranks = self.source.look()
+        return {
+            "unisono": "trace",
+            "version": 1,
+            "job": self.job,
+            "written": datetime.now(UTC).isoformat(),
+            "clock": time.monotonic_ns(),
+            "by": self.rank,
+            "reason": f"{type(error).__name__}: {error}",
+            "size": len(ranks),
+            "ranks": [
+                {
+                    "rank": one.rank,
+                    "pid": one.pid,
+                    "state": one.state,
+                    "calls": [
+                        {name: getattr(record, name) for name in _FIELDS} for record in one.calls
+                    ],
+                }
+                for one in ranks
+            ],
+        }
+
+
+def _path(job: str) -> Path | None:
+    """Where the trace of this job goes; None if none is wanted."""
+    folder = os.environ.get("UNISONO_TRACE") or tempfile.gettempdir()
+    if folder == "0":
+        return None
+    digest = hashlib.blake2b(job.encode(), digest_size=8).hexdigest()
+    return Path(folder) / f"unisono-trace-{os.getuid()}-{digest}.json"
+
+
+def _store(path: Path, page: dict[str, Any]) -> None:
+    """Write the file under a name of its own (mode 0600), and then give it the known one."""
+    handle, draft = tempfile.mkstemp(prefix=".unisono-trace-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(json.dumps(page))  # json.dump would take ten times as long
+        Path(draft).replace(path)
+    except BaseException:
+        Path(draft).unlink()
+        raise
+
+
+# ---- the line of the user's source; native/bind_places.hpp does the same ------------------------
+
+_foreign: dict[str, bool] = {}  # by file: whether it is neither ours nor torch's
+
+
+def place() -> str | None:
+    """The first line outside unisono and torch that led to this call, such as "train.py:88".
+
+    >>> place()
+    '<doctest unisono.core.trace.place[0]>:1'
+    """
+    frame: FrameType | None = sys._getframe(1)
+    beside: FrameType | None = None  # the first that is torch's
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_PACKAGE):
+            if name not in _foreign:
+                _foreign[name] = not _of_torch(name)
+            if _foreign[name]:
+                break
+            beside = beside or frame
+        frame = frame.f_back
+    frame = frame or beside
+    if frame is None:
+        return None
+    return f"{frame.f_code.co_filename.removeprefix(_here())}:{frame.f_lineno}"
+
+
+@functools.cache
+def _here() -> str:
+    try:
+        return str(Path.cwd()) + os.sep
+    except OSError:  # the working directory is gone
+        return ""
+
+
+def _of_torch(name: str) -> bool:
+    file = getattr(sys.modules.get("torch"), "__file__", None)
+    if file is None:
+        return False
+    # What torch decorates its functions with stands between them and the user.
+    glue = ("typing_extensions.py", "contextlib.py", "warnings.py")
+    return name.startswith(str(Path(file).parent) + os.sep) or Path(name).name in glue

@@ -1,0 +1,67 @@
+"""Every function of both faces, with arguments that hypothesis draws: a part of `make fuzz`."""
+
+from __future__ import annotations
+
+import pytest
+
+from fuzz_calls import Call, functions
+from fuzz_run import PLANS, Plan, Report, fuzz
+from fuzz_worlds import World
+
+#: Together about 3,000 calls; the number makes the same ones in each run.
+CASES = 3_000
+SEED = 20_240_229
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
+def test_only_documented_errors(plan: Plan) -> None:
+    report = fuzz(CASES, SEED, [plan])
+    assert not report.bad, report.badness()
+    assert report.cases >= CASES * plan.share * 0.9
+    assert sum(found["result"] for found in report.kinds.values()) > report.cases * 0.05
+
+
+def test_every_function_is_there() -> None:
+    names = set(functions())
+    assert {"dist.all_reduce", "comm.init", "comm_func.recv", "ops.AllReduce"} <= names
+    assert {"mint.all_to_all", "communication.set_comm_ops_inplace", "dist.P2POp"} <= names
+
+
+# ---- a fuzz run that sees nothing would be worth nothing -----------------------------------------
+
+
+def outcome(*calls: Call, kind: str = "shm") -> Report:
+    with World(kind, len(calls), 0.2) as world:
+        report = Report()
+        report.note("here", calls, world.run(calls))
+        for answer in world.check():
+            assert not answer.get("bad"), answer
+        return report
+
+
+def test_a_crash_is_seen() -> None:
+    report = outcome(Call("dist.all_gather_object", ["[None]", "os.kill(os.getpid(), 11)"]))
+    assert [key[0] for key in report.bad] == ["crash"]
+    assert "SIGSEGV" in report.badness() and "os.kill" in report.badness()
+
+
+def test_an_undocumented_error_is_seen() -> None:
+    surprise = "type('Group', (), {'__class__': property(lambda self: {}['nothing'])})()"
+    report = outcome(Call("dist.all_reduce", ["np.ones(3)", f"group={surprise}"]))
+    assert [key[0] for key in report.bad] == ["KeyError"], report.badness()
+
+
+def test_a_right_call_is_a_result() -> None:
+    call = Call("dist.all_reduce", ["np.ones(3)"])
+    report = outcome(call, call)
+    assert report.kinds["dist.all_reduce"] == {"result": 2}
+    assert not report.bad
+
+
+def test_different_calls_are_a_mismatch() -> None:
+    report = outcome(
+        Call("dist.all_reduce", ["np.ones(3)"]),
+        Call("dist.all_reduce", ["np.ones(4)"]),
+        kind="threads",
+    )
+    assert report.kinds["dist.all_reduce"] == {"MismatchError": 2}
