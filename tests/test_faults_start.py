@@ -52,6 +52,22 @@ def connect(address: bytes) -> socket.socket:
     return stranger
 
 
+AGAIN_AND_AGAIN = """
+for _ in range(50):
+    groups.init("shm", 30)
+    groups.close()
+group = groups.init("shm", 30)
+say(sum=reduce(group))
+"""
+
+
+def test_one_world_after_the_other() -> None:
+    """Nobody finds the rank 0 of the world before."""
+    with Ranks(2, AGAIN_AND_AGAIN) as ranks:
+        sums = [ranks[rank].read() for rank in range(2)]
+        assert sums[0] == sums[1] and sums[0]["sum"] > 0
+
+
 # ---- ranks that do not fit -----------------------------------------------------------------------
 
 

@@ -73,10 +73,11 @@ class Host:
             self._serve(lambda: len(self._guests) == others)
             self._hand_out(fd)
             self._serve(lambda: all(guest.is_here for guest in self._guests.values()))
+            # Whoever goes on may call for the next job at once, and must not find us here.
+            self._selector.unregister(self._listener)
+            self._listener.close()
             for guest in self._guests.values():
-                self._send(
-                    guest, greeting.GO
-                )  # who has ended meanwhile is noticed in the first call
+                self._send(guest, greeting.GO)  # who has ended is noticed in the first call
         except UnisonoError as error:
             self._refuse_all(error)
             raise
