@@ -127,7 +127,7 @@ sanitize: .venv/.dev
 
 # Needs apt's spin and a gcc; says so if they are missing. Nothing of Python but the interpreter.
 model:
-	$(PYTHON) native/model/check.py
+	$(PYTHON) native/model/check.py --jobs 2
 
 bench: .venv/.installed .venv/.dev
 	$(BIN)/unisono bench --against gloo

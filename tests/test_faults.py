@@ -161,10 +161,31 @@ say(**fault(lambda: reduce(world, blocking={blocking})))
             assert error["ranks"] == [2]
             assert "rank 2" in error["text"] and f"pid {ranks[2].pid}" in error["text"]
             assert "all_reduce float64 x 77 sum (call 1)" in error["text"]
-            assert 1.0 <= error["seconds"] < SOON
+            assert 0.5 < error["seconds"] < SOON  # that of the first is the deadline of all
         ranks[2].tell()
         for rank in range(3):
             assert ranks[rank].end() == 0
+
+
+PATIENT_AND_IMPATIENT = """
+from unisono.core import dispatch
+group = groups.init("shm", 30)
+reduce(group)
+if rank == 2:
+    time.sleep(1.5)
+with dispatch.deadline(group, 0.5 if rank == 1 else 20):
+    say(**fault(lambda: reduce(group)))
+"""
+
+
+def test_one_deadline_is_that_of_all() -> None:
+    """Nobody ends a call well that another has given up, whether it waits or comes later."""
+    with Ranks(3, PATIENT_AND_IMPATIENT) as ranks:
+        patient, impatient, late = (ranks[rank].read() for rank in range(3))
+        assert impatient["kind"] == "CommTimeout" and impatient["ranks"] == [2], impatient
+        assert patient["kind"] == "CommTimeout" and patient["ranks"] == [2], patient
+        assert "the deadline of rank 1" in patient["text"] and patient["seconds"] < 10, patient
+        assert late["kind"] == "PeerLost" and "waiting for this rank" in late["text"], late
 
 
 @pytest.mark.parametrize("count", [1, 1 << 20], ids=["8 B", "8 MiB"])

@@ -56,6 +56,9 @@ class TwoLevels(Engine):
         self._broken: UnisonoError | None = None
         self.serial = Serial(f"{self.name}, rank {self.rank} of {self.size}")
 
+    def exit(self) -> None:
+        self.local.exit()
+
     def close(self) -> None:
         self.serial.close(_DRAIN)
         for engine in (*self._lanes, self.everyone, self.local):
