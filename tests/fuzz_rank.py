@@ -297,7 +297,11 @@ def _excuse(error: BaseException, function: Any, arguments: tuple) -> str | None
     frames = traceback.extract_tb(error.__traceback__)
     if frames[-1].filename == __file__ and len(frames) > 2:
         return "its own"  # raised by one of the odd arguments above
-    if any(frame.name == "_packed" for frame in frames):
+    if "is ambiguous" in str(error):
+        return "its own"  # a tensor where a truth value is due, as upstream
+    if any(
+        (Path(frame.filename).name, frame.name) == ("encoding.py", "encode") for frame in frames
+    ):
         return "pickling"  # what pickle, or the object, says about it
     return None
 

@@ -44,9 +44,7 @@ class Rank:
         assert self.process.stdout is not None
         end = time.monotonic() + DEADLINE
         while b"\n" not in self._unread:
-            left = max(0.0, end - time.monotonic())
-            ready, _, _ = select.select([self.process.stdout], [], [], left)
-            assert ready, "the rank says nothing"
+            assert self._answers(max(0.0, end - time.monotonic())), "the rank says nothing"
             more = os.read(self.process.stdout.fileno(), 65536)
             assert more, f"the rank has ended instead, with code {self.end()}"
             self._unread += more
@@ -55,7 +53,12 @@ class Rank:
 
     def has_said(self) -> bool:
         """Whether there is something to read."""
-        return bool(self._unread or select.select([self.process.stdout], [], [], 0)[0])
+        return bool(self._unread) or self._answers(0)
+
+    def _answers(self, seconds: float) -> bool:
+        poll = select.poll()  # not select, which knows 1024 descriptors
+        poll.register(self.process.stdout, select.POLLIN)
+        return bool(poll.poll(1000 * seconds))
 
     def tell(self) -> None:
         """Let the rank go on that waits in `hear()`."""
