@@ -110,7 +110,7 @@ def _late(engine: str, call: str, timeout: float, missing: list[int]) -> str:
             "which rank is missing"
         )
     names = " and ".join(f"rank {rank}" for rank in missing)
-    return f"{call} of engine {engine!r} waited {timeout:g} s for {names}"
+    return f"{call} of engine {engine!r} reached its timeout of {timeout:g} s waiting for {names}"
 
 
 # ---- messages ------------------------------------------------------------------------------------
@@ -166,7 +166,8 @@ class Message(Work):
         if not self._over and time.monotonic() > self.deadline:
             who = "any rank" if self.peer is None else f"rank {self.peer}"
             name = self._mailbox.engine
-            late = f"{self._call} of engine {name!r} waited {self._patience:g} s for {who}"
+            timeout = f"its timeout of {self._patience:g} s"
+            late = f"{self._call} of engine {name!r} reached {timeout} waiting for {who}"
             self.give_up(CommTimeout(late, () if self.peer is None else (self.peer,)))
         if not self._over and self._mailbox.has_left(self.peer):
             lost = f"{self._mailbox.engine}: rank {self.peer} has left the group"
