@@ -26,7 +26,7 @@ import soak_rank
 import unisono.engines.shm  # noqa: F401  (loaded once, before the ranks are forked)
 
 _PATIENCE = 90.0  # seconds for a job; far more than it takes, stops included
-_CALLS = 250  # that each rank of a job makes after the last loss
+_CALLS = 400  # that each rank of a job makes after the last loss
 _PACE = 0.15  # seconds between two faults, on average
 
 
