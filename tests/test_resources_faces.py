@@ -140,8 +140,9 @@ say(sum=value[0])
 def test_no_room_in_the_address_space() -> None:
     """The memory is there, but cannot be mapped: an error that can be caught."""
     body = """
+import unisono.engines.shm  # a module that cannot be loaded is another story
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), -1))
+resource.setrlimit(resource.RLIMIT_AS, (used + (3 << 20), -1))
 say(**fault(lambda: dist.init_process_group("shm")))
 """
     with Ranks(2, FACES + body, UNISONO_TIMEOUT="10") as ranks:
