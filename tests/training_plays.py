@@ -94,15 +94,6 @@ class Runner:
 
     def run(self, backend, ranks, play, *args):
         """What the play returns on each rank."""
-        try:
-            return self._run(backend, ranks, play, *args)
-        except RuntimeError as error:
-            # Gloo is here to compare with; it has crashed once in many runs.
-            if backend != "gloo" or "died with exit code -" not in str(error):
-                raise
-            return self._run(backend, ranks, play, *args)
-
-    def _run(self, backend, ranks, play, *args):
         path = str(self.folder / f"store-{next(self.count)}")
         with pytest.MonkeyPatch.context() as patch:  # for ranks that start now
             for name, value in self.environment.items():
