@@ -6,6 +6,7 @@
 #   make torch-suite   PyTorch's own suite of distributed tests, on the backend "unisono"
 #   make test-openmpi  the engine mpi over Open MPI
 #   make bench-hosts   engine hybrid next to Gloo, on hosts that are namespaces
+#   make bench-faults  how soon a death and a mismatch are told, over hundreds of them
 #   make soak       random calls under random kills, stops and delays, for ten minutes
 #   make fuzz       100,000 calls of every function of both faces, with right and wrong arguments
 #   make resources  10,000 groups, 1,000,000 collectives, 1,000 worlds: nothing grows
@@ -31,7 +32,7 @@ $(BIN)/ctest --test-dir build/$(1) --output-on-failure
 endef
 
 .PHONY: demo test test-native test-python test-engines test-mindspore test-bare torch-suite test-openmpi \
-        soak fuzz resources sanitize model bench bench-hosts lint format clean
+        soak fuzz resources sanitize model bench bench-hosts bench-faults lint format clean
 
 demo: .venv/.installed
 	$(BIN)/unisono demo
@@ -148,6 +149,9 @@ test-openmpi: .venv-openmpi/.installed
 bench-hosts: .venv/.installed .venv/.dev
 	$(BIN)/python tests/bench_several_hosts.py --sizes 1,16,64
 	$(BIN)/python tests/bench_several_hosts.py --sizes 1,16,64 --cyclic
+
+bench-faults: .venv/.installed .venv/.dev
+	$(BIN)/python tests/bench_faults.py
 
 clean:
 	rm -rf .venv .venv-mindspore .venv-bare .venv-openmpi build dist

@@ -20,6 +20,7 @@ import pytest
 from jobs import Ranks, state_of
 from processes import DEADLINE, wait_until
 from unisono.core.trace import Rank, Record
+from unisono.trace_file import read
 from unisono.trace_late import latest, meetings, tardy
 
 UNISONO = [sys.executable, "-c", "import sys; from unisono.cli import main; sys.exit(main())"]
@@ -137,10 +138,10 @@ def test_chrome_trace(slow: Path, tmp_path: Path) -> None:
     told = call(slow, "--chrome", out, "--html", tmp_path / "page.html", "--json").stdout
     assert json.loads(told)["chrome"] == str(out)
     events = json.loads(out.read_text())["traceEvents"]
-    records = [one for rank in json.loads(slow.read_text())["ranks"] for one in rank["calls"]]
+    records = [one for rank in read(slow).ranks for one in rank.calls]
     bars = [one for one in events if one["ph"] == "X" and one["cat"] != "wait"]
     assert sorted((one["name"], one["args"]["began"]) for one in bars) == sorted(
-        (one["verb"], one["began"]) for one in records
+        (one.verb, one.began) for one in records
     )
     names = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
     assert [name.split(" (")[0] for name in names.values()] == ["rank 0", "rank 1", "rank 2"]
@@ -247,17 +248,19 @@ def test_lateness_counts_from_the_median() -> None:
 
 def trace_data() -> dict[str, Any]:
     """A small trace without a fault."""
-    calls = [
-        {
-            "sequence": 1, "group": 0, "call": 1, "verb": "all_reduce", "dtype": "float32",
-            "count": 8, "op": "sum", "root": None, "peer": None, "place": "train.py:3",
-            "began": 1000, "ended": 2000, "state": "done",
-        }
-    ]  # fmt: skip
-    ranks = [{"rank": n, "pid": 10 + n, "state": "running", "calls": calls} for n in range(2)]
+    calls = {
+        "sequence": 1, "group": 0, "call": 1, "verb": "all_reduce", "dtype": "float32",
+        "count": 8, "op": "sum", "root": None, "peer": None, "place": "train.py:3",
+        "began": 1000, "ended": 2000, "state": "done",
+    }  # fmt: skip
+    ranks = [
+        {"rank": n, "pid": 10 + n, "state": "running", "calls": [list(calls.values())]}
+        for n in range(2)
+    ]
     return {
         "unisono": "trace", "version": 1, "job": "a job", "written": "2026-01-01T00:00:00+00:00",
-        "clock": 5000, "by": 0, "reason": "none", "size": 2, "ranks": ranks,
+        "clock": 5000, "by": 0, "reason": "none", "size": 2,
+        "fields": list(calls), "ranks": ranks,
     }  # fmt: skip
 
 
@@ -266,7 +269,9 @@ def changed(*path: Any, value: Any) -> str:
     spot = data
     for step in path[:-1]:
         spot = spot[step]
-    spot[path[-1]] = value
+    last = path[-1]
+    is_field = isinstance(spot, list) and last in data["fields"]
+    spot[data["fields"].index(last) if is_field else last] = value
     return json.dumps(data)
 
 
@@ -287,6 +292,8 @@ WRONG = {
     "later": (changed("version", value=2), "a trace of version 2"),
     "no ranks": (changed("ranks", value=[]), "it has 0 ranks, and its size is 2"),
     "swapped": (changed("ranks", 1, "rank", value=0), "there is no rank 1"),
+    "short": (changed(*CALL, value=[1]), "call 0 of rank 1 is no list of 13 fields"),
+    "other fields": (changed("fields", value=["a"]), "the fields of its calls are not sequence"),
     "no calls": (changed("ranks", 0, "calls", value={}), "'calls' of rank 0 is no list"),
     "text": (changed(*CALL, "began", value="1"), "'began' of call 0 of rank 1 is no whole number"),
     "float": (changed(*CALL, "count", value=1e300), "'count' of call 0 of rank 1"),
@@ -359,7 +366,8 @@ def evil(folder: Path, text: str) -> Path:
     data["job"] = data["reason"] = data["written"] = text
     for rank in data["ranks"]:
         rank["state"] = text
-        rank["calls"][0] |= dict.fromkeys(("verb", "dtype", "op", "place", "state"), text)
+        for name in ("verb", "dtype", "op", "place", "state"):
+            rank["calls"][0][data["fields"].index(name)] = text
     path = folder / "evil.json"
     path.write_text(json.dumps(data))
     return path

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unisono.core.trace import Rank, Record
+from unisono.core.trace import FIELDS, Rank, Record
 from unisono.errors import ArgumentError
 
 __all__ = ["Trace", "read"]
@@ -17,7 +17,6 @@ _VERSION = 1
 _LIMIT = 2**64
 _TEXTS = {"verb", "dtype", "op", "place", "state"}
 _OPTIONAL = {"call", "dtype", "count", "op", "root", "peer", "place", "ended"}
-_FIELDS = [one.name for one in fields(Record)]
 
 
 @dataclass(frozen=True)
@@ -71,6 +70,8 @@ class _BrokenError(Exception):
 
 def _trace(page: dict[str, Any]) -> Trace:
     ranks = _list(page, "ranks", "the file")
+    if tuple(_list(page, "fields", "the file")) != FIELDS:
+        raise _BrokenError(f"the fields of its calls are not {', '.join(FIELDS)}")
     if len(ranks) != _number(page, "size", "the file") or not ranks:
         raise _BrokenError(f"it has {len(ranks)} ranks, and its size is {page['size']}")
     return Trace(
@@ -95,14 +96,12 @@ def _rank(entry: object, place: int) -> Rank:
 
 
 def _call(entry: object, where: str) -> Record:
-    if not isinstance(entry, dict):
-        raise _BrokenError(f"{where} is no object")
-    values: dict[str, Any] = {}
-    for name in _FIELDS:
-        if name in _OPTIONAL and entry.get(name) is None:
-            values[name] = None
-        else:
-            values[name] = (_text if name in _TEXTS else _number)(entry, name, where)
+    if not isinstance(entry, list) or len(entry) != len(FIELDS):
+        raise _BrokenError(f"{where} is no list of {len(FIELDS)} fields")
+    values = dict(zip(FIELDS, entry, strict=True))
+    for name, value in values.items():
+        if value is not None or name not in _OPTIONAL:
+            (_text if name in _TEXTS else _number)(values, name, where)
     record = Record(**values)
     record.ended = record.ended or None  # 0 means the same: it has not ended
     if record.ended is not None and record.ended < record.began:

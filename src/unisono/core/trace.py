@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import operator
 import os
 import sys
 import tempfile
@@ -27,7 +28,7 @@ from typing import Any, Protocol
 
 from unisono.errors import CommTimeout, MismatchError, PeerLost, UnisonoError
 
-__all__ = ["LIMIT", "Rank", "Record", "Recorder", "Source", "Tracer", "place"]
+__all__ = ["FIELDS", "LIMIT", "Rank", "Record", "Recorder", "Source", "Tracer", "place"]
 
 #: How many calls of each rank are kept.
 LIMIT = 1024
@@ -80,7 +81,9 @@ class Record:
         return f"{at}, which ended {(time.monotonic_ns() - self.ended) / 1e9:.1f} s ago"
 
 
-_FIELDS = [one.name for one in fields(Record)]
+#: The fields of a record, and their values in a row: rows are written twice as fast as objects.
+FIELDS = tuple(one.name for one in fields(Record))
+_row = operator.attrgetter(*FIELDS)
 
 
 @dataclass(slots=True)
@@ -237,14 +240,13 @@ class Tracer:
             "by": self.rank,
             "reason": f"{type(error).__name__}: {error}",
             "size": len(ranks),
+            "fields": FIELDS,
             "ranks": [
                 {
                     "rank": one.rank,
                     "pid": one.pid,
                     "state": one.state,
-                    "calls": [
-                        {name: getattr(record, name) for name in _FIELDS} for record in one.calls
-                    ],
+                    "calls": [_row(record) for record in one.calls],
                 }
                 for one in ranks
             ],
