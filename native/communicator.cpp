@@ -1,11 +1,14 @@
 // native/communicator.cpp: forks, splits, and the way to the worker and the mailbox.
 #include "communicator.hpp"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <numeric>
 #include <optional>
 
@@ -48,7 +51,10 @@ void Birth::check() const {
 int Job::create(int size) {
     const int fd = Arena::create(size);
     try {
-        Arena arena(dup(fd));
+        const int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+        if (copy < 0)
+            throw Failure(Fault::system, format("no second descriptor: %s", std::strerror(errno)));
+        Arena arena(copy);
         std::vector<int> ranks(static_cast<std::size_t>(size));
         std::iota(ranks.begin(), ranks.end(), 0);
         Group::prepare(arena, ranks, true);

@@ -25,6 +25,7 @@ if child == 0:
         lambda: recv(world, 1 - rank),
         lambda: world.split([0, 1]),
         lambda: groups.world(),
+        lambda: groups.init("shm"),
     )]
     os.write(writer, json.dumps(faults).encode())
     {ending}

@@ -276,3 +276,30 @@ say(sum=reduce(world, 100_000))
         for rank in range(3):
             assert ranks[rank].read() == {"sum": 6.0}
             assert ranks[rank].end() == 0
+
+
+# ---- too few descriptors -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize("more", [1, 2, 3])
+def test_no_descriptors_left(odd: int, more: int) -> None:
+    body = f"""
+import unisono.engines.shm
+most = len(os.listdir("/proc/self/fd")) - 1 + {more}
+if rank == {odd}:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+say(**fault(lambda: groups.init("shm", 3)))
+"""
+    with Ranks(2, body) as ranks:
+        error, other = ranks[odd].read(), ranks[1 - odd].read()
+        assert [ranks[rank].end() for rank in range(2)] == [0, 0]
+    if odd == 1 and more == 3:
+        assert error["kind"] is other["kind"] is None  # three are enough for a guest
+        return
+    assert error["kind"] == "LaunchError", error
+    assert "Too many open files" in error["text"], error
+    if (odd, more) == (0, 3):  # rank 0 could tell
+        assert "Too many open files" in other["text"], other
+    else:
+        assert (other["kind"], other["ranks"]) == ("CommTimeout", [odd]), other

@@ -177,7 +177,12 @@ class _State:
 
 _process: _State | None = None
 _thread = threading.local()
+_launch: Launch | None = None  # what the world of this process was made of
 _forked = False
+_FORKED = (
+    "this process was forked after init and has no world; start ranks with `unisono run` or "
+    "unisono.spawn instead"
+)
 
 
 def init(
@@ -192,6 +197,7 @@ def init(
     In a rank that `unisono.spawn` or a test started the world is there already: the first call
     returns it (whoever starts the rank leaves the world not `claimed`).
     """
+    global _launch
     state = _state()
     if state is not None and state.world is not None:
         if state.claimed:
@@ -199,7 +205,10 @@ def init(
         state.claimed = True
         return state.world
     launch = launch or rendezvous.find()
+    if _forked and launch == _launch and launch.size > 1:
+        raise NotReady(_FORKED)  # the parent has that place, and nobody else will come
     chosen = registry.choose(engine, launch)
+    _launch = launch
     return install(chosen.open(launch, rendezvous.timeout(timeout)), claimed=claimed)
 
 
@@ -229,10 +238,7 @@ def world() -> Group:
     state = _state()
     if state is None or state.world is None:
         if _forked:
-            raise NotReady(
-                "this process was forked after init and has no world; start ranks with "
-                "`unisono run` or unisono.spawn instead"
-            )
+            raise NotReady(_FORKED)
         raise NotReady(
             "there is no world yet; call init first (init_process_group, or "
             "mindspore.communication.init), and start ranks with `unisono run -n N script.py`"

@@ -115,7 +115,16 @@ class ShmEngine(Engine):
                 f"engine 'shm' joins ranks of one host, but {launch.source} started "
                 f"{launch.size - launch.local_size} of {launch.size} ranks elsewhere"
             )
-        job = _meet(launch, timeout)
+        try:
+            job = _meet(launch, timeout)
+        except CommTimeout:
+            raise
+        except OSError as error:
+            raise LaunchError(
+                f"rank {launch.rank} could not meet the others: {error.strerror}; look at the "
+                "limits of this process (`ulimit -n` for open files)",
+                [launch.rank],
+            ) from error
         communicator = _native.Communicator(job, job.world_offset(), launch.rank, launch.size)
         tracer = Tracer(launch.job, launch.rank, _Records(job))
         engine = cls(job, communicator, launch.rank, launch.size, tracer, ends_job=True)
