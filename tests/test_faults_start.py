@@ -289,7 +289,7 @@ import unisono.engines.shm
 most = len(os.listdir("/proc/self/fd")) - 1 + {more}
 if rank == {odd}:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-say(**fault(lambda: groups.init("shm", 3)))
+say(**fault(lambda: groups.init("shm", 1)))
 """
     with Ranks(2, body) as ranks:
         error, other = ranks[odd].read(), ranks[1 - odd].read()

@@ -86,6 +86,7 @@ class Runner:
         self.pools = worlds.Worlds()
         self.folder = folder
         self.environment = {
+            "PYTHONFAULTHANDLER": "1",  # a crash says where
             "OMP_NUM_THREADS": "1",  # the ranks share few cores; and sums keep one order
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
