@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from plays import Play
 from unisono.core import buffers, dispatch
 from unisono.core.dtypes import ReduceOp
 from unisono.core.groups import Group
-from unisono.errors import CommTimeout
+from unisono.errors import ArgumentError, CommTimeout
 
 VERBS = (*plays.MOVES, *plays.REDUCTIONS, "barrier")
 
@@ -122,6 +123,9 @@ def not_yet(group: Group) -> None:
             pass
         else:
             raise AssertionError("waited for a rank that has not come, and found it")
+        for wrong in (-1, float("nan"), "1", timedelta(seconds=-1)):
+            with pytest.raises(ArgumentError, match="give seconds, 0 or more"):
+                running.work.wait(wrong)
         dispatch.start("send", group, True, buffers.view(np.ones(1)), 1, 1)
         running.work.wait()
         running.check()

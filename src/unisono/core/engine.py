@@ -6,6 +6,7 @@ Adding an engine means one file with a subclass of `Engine` and one line in the 
 
 from __future__ import annotations
 
+import numbers
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
@@ -65,6 +66,10 @@ class Work(ABC):
         """
         if isinstance(timeout, timedelta):
             timeout = timeout.total_seconds()
+        given: object = timeout
+        # Written so that NaN fails it.
+        if given is not None and not (isinstance(given, numbers.Real) and 0 <= float(given)):
+            raise ArgumentError(f"timeout is {given!r}; give seconds, 0 or more, or a timedelta")
         if not self._settled:
             try:
                 self._block(timeout)
