@@ -68,7 +68,7 @@ class Work(ABC):
             timeout = timeout.total_seconds()
         given: object = timeout
         # Written so that NaN fails it.
-        if given is not None and not (isinstance(given, numbers.Real) and 0 <= float(given)):
+        if given is not None and not (isinstance(given, numbers.Real) and float(given) >= 0):
             raise ArgumentError(f"timeout is {given!r}; give seconds, 0 or more, or a timedelta")
         if not self._settled:
             try:
