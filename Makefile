@@ -87,19 +87,26 @@ format: .venv/.dev
 test-native: .venv/.dev
 	$(call native-tests,native,)
 
+# Tests wait more than they compute, so two files at a time; but those that look at all that there is
+# on this host have it for themselves.
+TWO := -n 2 --dist loadfile
+
 # Both environments: one test sums a torch tensor and a MindSpore tensor.
+test-python: export UNISONO_TEST_ENGINES = threads,shm
 test-python: .venv/.installed .venv/.dev .venv-mindspore/.installed
-	UNISONO_TEST_ENGINES=threads,shm $(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TWO) -m "not alone"
+	$(BIN)/python -m pytest -m alone
 
 # The conformance suite and both faces again, on engines beyond one host; hosts are namespaces,
 # where these are allowed. Of the pytest plugin what depends on the engine: each of its ranks is a
 # pytest of its own, and slow to start.
 FACES := $(wildcard tests/test_page_*.py) tests/test_torch_face.py tests/test_torch_groups.py \
          tests/test_comm_func.py tests/test_mindspore_mint.py tests/test_mindspore_ops.py
+test-engines: export UNISONO_TEST_ENGINES = torch:gloo,mpi,hybrid
 test-engines: .venv/.installed .venv/.dev
-	UNISONO_TEST_ENGINES=torch:gloo,mpi,hybrid $(BIN)/python -m pytest -m each_engine \
+	$(BIN)/python -m pytest $(TWO) -m each_engine \
 	    tests/test_engines_*.py tests/test_errors.py $(FACES)
-	UNISONO_TEST_ENGINES=torch:gloo,mpi,hybrid $(BIN)/python -m pytest -m each_engine \
+	$(BIN)/python -m pytest -m each_engine \
 	    -k "form_a_world or its_traceback or dies" tests/test_pytest_plugin.py
 
 test-mindspore: .venv-mindspore/.installed

@@ -22,6 +22,7 @@ def pytest_report_header() -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(kind): skipped on engines with this known gap")
+    config.addinivalue_line("markers", "alone: looks at the whole host, so nothing runs beside it")
     config.addinivalue_line("markers", "each_engine: runs on each engine that is under test")
 
 

@@ -15,6 +15,8 @@ import pytest
 from jobs import Ranks, nothing_new_is_left
 from processes import DEADLINE, is_running, pids_of, wait_until
 
+pytestmark = pytest.mark.alone
+
 UNISONO = [sys.executable, "-c", "import sys; from unisono.cli import main; sys.exit(main())"]
 
 LOOP = """

@@ -24,6 +24,8 @@ from jobs import Ranks, state_of
 from processes import DEADLINE, wait_until
 from unisono.placement import Job
 
+pytestmark = pytest.mark.alone
+
 UNISONO = [sys.executable, "-c", "import sys; from unisono.cli import main; sys.exit(main())"]
 
 #: So wide that no line has to be broken.
