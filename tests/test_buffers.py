@@ -241,7 +241,11 @@ def test_dlpack_on_another_device():
         view(OnDevice(np.zeros(3)))
 
 
-@pytest.mark.parametrize("thing", [[1.0, 2.0], 1.5, 3, None, "text", {}, (1,), object()], ids=repr)
+@pytest.mark.parametrize(
+    "thing",
+    [[1.0, 2.0], 1.5, 3, None, "text", {}, (1,), object()],
+    ids=lambda it: type(it).__name__,
+)
 def test_things_that_are_no_tensors(thing):
     with pytest.raises(ArgumentTypeError, match="expected a tensor") as caught:
         view(thing)
