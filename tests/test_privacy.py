@@ -196,8 +196,8 @@ def test_replayed_hello() -> None:
         check_started(ranks, 2)
 
 
-def test_nobody_can_pass_the_words_on() -> None:
-    """An impostor between a guest and rank 0 hears all that they say, and gets no descriptor."""
+def passed_on() -> list[tuple[bytes, list[int]]]:
+    """What an impostor between a guest and rank 0 could pass on before these two met."""
     job = Job(2)
     passed: list[tuple[bytes, list[int]]] = []
 
@@ -220,8 +220,17 @@ def test_nobody_can_pass_the_words_on() -> None:
         wait_until(lambda: impostor.calls > 0)  # so that it is the guest whose words are passed on
         ranks.start(0)
         check_started(ranks, 2)
-    assert any(len(message) > 64 for message, _ in passed)  # a hello went through
-    assert not any(fds or message == b"join" for message, fds in passed)
+    return passed
+
+
+def test_nobody_can_pass_the_words_on() -> None:
+    """An impostor between a guest and rank 0 hears all that they say, and gets no descriptor."""
+    for _ in range(5):
+        passed = passed_on()
+        assert not any(fds or message == b"join" for message, fds in passed)
+        if any(len(message) > 64 for message, _ in passed):  # a hello went through
+            return
+    raise AssertionError("the guest was always faster than the impostor")
 
 
 def test_all_seats_are_taken() -> None:
