@@ -11,6 +11,7 @@
 #include <barrier>
 #include <chrono>
 #include <cstdlib>
+#include <deque>
 
 #include "check.hpp"
 #include "communicator.hpp"
@@ -19,15 +20,18 @@ using namespace unisono;
 using unisono::test::Numbers;
 using unisono::test::on_ranks;
 
-/// A length that was read from damaged memory must not become an allocation.
+/// A length that was read from damaged memory must not become an allocation; reports are the end.
 extern "C" const char* __asan_default_options() { return "max_allocation_size_mb=64"; }
+extern "C" const char* __ubsan_default_options() { return "halt_on_error=1:print_stacktrace=1"; }
 
 namespace {
 
 constexpr int size = 3;
-constexpr int lanes = 4;  // worlds at a time: each sleeps most of its life, at deadlines
+constexpr int lanes = 6;  // worlds at a time: each sleeps for much of its life, at deadlines
 constexpr int flips_of_a_world = 250;
-constexpr double deadline = 0.02;
+constexpr std::size_t flips_at_a_time = 4;
+constexpr auto pause_between_flips = std::chrono::milliseconds(2);
+constexpr double deadline = 0.04;
 constexpr double margin = 20;  // for a machine that is busy with other things
 const Limits limits{deadline, nullptr};
 
@@ -37,6 +41,12 @@ std::atomic<long> ended_well{0}, ended_in_failure{0}, worlds{0};
 /// Bytes of the file that steer the ranks.
 struct Stretch {
     std::size_t offset, bytes;
+};
+
+/// A byte that was overwritten.
+struct Flip {
+    off_t offset;
+    char before;
 };
 
 /// One job, and where its control memory is: stretches of one kind are hit as often as those of
@@ -76,7 +86,7 @@ public:
         if (groups.size() > 40) groups.erase(groups.begin(), groups.begin() + 10);  // long closed
     }
 
-    void flip(Numbers& numbers) {
+    Flip flip(Numbers& numbers) {
         Stretch at{};
         {
             const std::lock_guard lock(mutex_);
@@ -84,9 +94,13 @@ public:
             at = kind[numbers.next() % kind.size()];
         }
         const auto value = static_cast<char>(numbers.next());
-        const auto offset = static_cast<off_t>(at.offset + numbers.next() % at.bytes);
-        CHECK(pwrite(fd, &value, 1, offset) == 1);
+        Flip flip{static_cast<off_t>(at.offset + numbers.next() % at.bytes), 0};
+        CHECK(pread(fd, &flip.before, 1, flip.offset) == 1);
+        CHECK(pwrite(fd, &value, 1, flip.offset) == 1);
+        return flip;
     }
+
+    void put_back(const Flip& flip) { CHECK(pwrite(fd, &flip.before, 1, flip.offset) == 1); }
 
     const int fd;
     std::barrier<> gate{size};
@@ -125,9 +139,8 @@ void collect(Communicator& group, int rank, Numbers& numbers) {
     const bool rooted = verb == Verb::broadcast || verb == Verb::reduce || verb == Verb::gather ||
                         verb == Verb::scatter;
     std::vector<std::int32_t> source(count * size, rank), target(count * size);
-    auto request = unisono::test::request(verb, source, target, count,
-                                          reduces ? ReduceOp::sum : ReduceOp::none,
-                                          rooted ? root : -1);
+    auto request = unisono::test::request(
+        verb, source, target, count, reduces ? ReduceOp::sum : ReduceOp::none, rooted ? root : -1);
     request.place = {static_cast<std::uint16_t>(1 + numbers.next() % 255), "flips.py:1"};
     if (verb == Verb::all_to_all && uneven)
         for (int peer = 0; peer < members; ++peer) {
@@ -198,23 +211,41 @@ void play(World& world, Communicator& base, int rank, Numbers& numbers) {
 void live(World& world, int rank, Numbers numbers) {
     std::shared_ptr<unisono::Job> job;
     std::unique_ptr<Communicator> base;
-    attempt([&] { job = std::make_shared<unisono::Job>(dup(world.fd), rank); });
+    while (job == nullptr && !world.over) {
+        attempt([&] { job = std::make_shared<unisono::Job>(dup(world.fd), rank); });
+        std::this_thread::sleep_for(pause_between_flips);
+    }
     world.gate.arrive_and_wait();
-    attempt([&] {
-        if (job == nullptr) throw Failure(Fault::system, "no job");
-        job->meet();
-        base = std::make_unique<Communicator>(job, job->arena()->world_offset(), rank, size);
-    });
+    if (job != nullptr)
+        attempt([&] {
+            job->meet();
+            base = std::make_unique<Communicator>(job, job->arena()->world_offset(), rank, size);
+        });
     // All ranks begin a round together, with the same numbers, or it would be all mismatches.
-    for (bool more = true; more; more = !world.over) {
+    while (base != nullptr && !world.over) {
         world.gate.arrive_and_wait();
         Numbers own{numbers.next()};
-        if (base != nullptr) play(world, *base, rank, own);
-        if (job != nullptr) attempt([&] { job->viewer()->look(rank); });
+        play(world, *base, rank, own);
+        attempt([&] { job->viewer()->look(rank); });
     }
     world.gate.arrive_and_drop();
     if (base != nullptr) base->close(deadline);
     if (job != nullptr) job->close(deadline);
+}
+
+/// Damages a world all its life. After a while a byte gets its old value back, or the first hit at
+/// a word that is written only once would be the end of all that the others could meet.
+void damage(World& world, Numbers numbers) {
+    std::deque<Flip> recent;
+    for (int flip = 0; flip < flips_of_a_world; ++flip) {
+        recent.push_back(world.flip(numbers));
+        --flips_left;
+        std::this_thread::sleep_for(pause_between_flips);
+        if (recent.size() < flips_at_a_time) continue;
+        world.put_back(recent.front());
+        recent.pop_front();
+    }
+    world.over = true;
 }
 
 /// Worlds one after the other, until all flips are done.
@@ -222,15 +253,8 @@ void run_lane(std::uint64_t seed) {
     Numbers numbers{seed};
     while (flips_left > 0) {
         World world;
-        Numbers common{numbers.next()};
-        std::thread flipper([&, hits = Numbers{numbers.next()}]() mutable {
-            for (int flip = 0; flip < flips_of_a_world; ++flip) {
-                world.flip(hits);
-                --flips_left;
-                if (flip % 4 == 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-            }
-            world.over = true;
-        });
+        const Numbers common{numbers.next()}, hits{numbers.next()};
+        std::thread flipper([&] { damage(world, hits); });
         on_ranks(size, [&](int rank) { live(world, rank, common); });
         flipper.join();
         ++worlds;
