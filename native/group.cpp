@@ -218,8 +218,7 @@ void Group::check_peers() {
         if (turn == turn_ - 1)
             check_given_up(true);
         else if (turn != turn_ - 2)  // nobody can come from there, or be shut out
-            throw damaged(
-                format("the turn of rank %d is %u, but %u or more here", peer, turn, turn_ - 2));
+            throw damaged(format("the turn of rank %d is %u and was %u", peer, turn, turn_ - 2));
         const std::uint32_t word =
             members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
         const bool dead = word == 0 && !arena_->alive(world_rank(peer));
@@ -258,7 +257,8 @@ void Group::check_given_up(bool came) {
 /// We have been shut out of a barrier; whoever did it is about to say why.
 void Group::raise_given_up() {
     const std::uint32_t turn = members_[rank_].turn.value.load(std::memory_order_relaxed);
-    if (turn != turn_ - 1) throw damaged(format("our turn is %u and was %u", turn, turn_ - 2));
+    if (turn != turn_ - 1)
+        throw damaged(format("the turn of this rank is %u and was %u", turn, turn_ - 2));
     check_given_up(false);
     wait_until(
         members_[rank_].turn, arena_->patience(), *limits_, [] { return false; },

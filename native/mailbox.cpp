@@ -193,7 +193,8 @@ bool Mailbox::pull(int source) {
 
 /// Decides where the message goes that begins with this cell.
 void Mailbox::deliver_first_cell(int source, const std::byte* cell) {
-    const CellHeader header = *reinterpret_cast<const CellHeader*>(cell);  // as it is now
+    const CellHeader header = *reinterpret_cast<const CellHeader*>(cell);
+    std::atomic_signal_fence(std::memory_order_acquire);  // from here on no second look at the cell
     Inbound& inbound = inbound_[static_cast<std::size_t>(source)];
     const auto letter = match(source, header.context, header.tag);
     if (letter == nullptr) {
@@ -306,8 +307,8 @@ std::unique_ptr<Failure> Mailbox::trouble(const Letter& letter) const {
         const int from = letter.sending ? me_ : letter.world_peer();
         const int to = letter.sending ? letter.world_peer() : me_;
         if (!sound(arena_->channel(from, to)))
-            return std::make_unique<Failure>(
-                damaged(format("so many messages are not between ranks %d and %d", from, to)));
+            return std::make_unique<Failure>(damaged(format(
+                "the ring from rank %d to rank %d is said to hold more than it can", from, to)));
         if (!gone(letter.peer)) return nullptr;
         const int world = letter.world_peer();
         // relaxed: pairs with Arena::exit(), which came before the leaving that we have seen.

@@ -27,7 +27,7 @@ extern "C" const char* __ubsan_default_options() { return "halt_on_error=1:print
 namespace {
 
 constexpr int size = 3;
-constexpr int lanes = 6;  // worlds at a time: each sleeps for much of its life, at deadlines
+constexpr int lanes = 8;  // worlds at a time: each sleeps for much of its life, at deadlines
 constexpr int flips_of_a_world = 250;
 constexpr std::size_t flips_at_a_time = 4;
 constexpr auto pause_between_flips = std::chrono::milliseconds(2);
