@@ -82,8 +82,10 @@ public:
         groups.push_back({offset + plan.world_ranks, static_cast<std::size_t>(members) * 4});
         groups.push_back({offset + plan.rows, plan.slots - plan.rows});
         for (std::size_t i = 0; i < static_cast<std::size_t>(members); ++i)
-            groups.push_back({offset + plan.members + i * sizeof(Member), sizeof(Member)});
-        if (groups.size() > 40) groups.erase(groups.begin(), groups.begin() + 10);  // long closed
+            for (const std::size_t bytes :
+                 {std::size_t{40}, sizeof(Member)})  // turns and marks, all
+                groups.push_back({offset + plan.members + i * sizeof(Member), bytes});
+        if (groups.size() > 40) groups.erase(groups.begin(), groups.begin() + 9);  // long closed
     }
 
     Flip flip(Numbers& numbers) {
