@@ -10,6 +10,7 @@
 #   make soak       random calls under random kills, stops and delays, for ten minutes
 #   make fuzz       100,000 calls of every function of both faces, with right and wrong arguments
 #   make resources  10,000 groups, 1,000,000 collectives, 1,000 worlds: nothing grows
+#   make flips      1,000,000 overwritten bytes of the shared memory's control words: no wild access
 #   make sanitize   the C++ tests under address, undefined and thread sanitizers
 #   make model      the protocol of the shared memory, checked with spin (apt-get install spin)
 #   make bench      the table in the README
@@ -23,16 +24,22 @@ SOURCES := $(shell find src native -type f \( -name '*.py' -o -name '*.pyi' -o -
 CPP := $(shell find native -name '*.[ch]pp')
 
 COMMA := ,
+ADDRESS = -DUNISONO_SANITIZE="address$(COMMA)undefined"
 
-# Builds the C++ tests in build/$(1) with the options $(2) and runs them.
-define native-tests
+# Builds the C++ tests in build/$(1) with the options $(2).
+define native-build
 $(BIN)/cmake -S . -B build/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DUNISONO_TESTS=ON $(2)
 $(BIN)/cmake --build build/$(1)
+endef
+
+# Builds and runs them.
+define native-tests
+$(call native-build,$(1),$(2))
 $(BIN)/ctest --test-dir build/$(1) --output-on-failure
 endef
 
 .PHONY: demo test test-native test-python test-engines test-mindspore test-bare torch-suite test-openmpi \
-        soak fuzz resources sanitize model bench bench-hosts bench-faults lint format clean
+        soak fuzz flips resources sanitize model bench bench-hosts bench-faults lint format clean
 
 demo: .venv/.installed
 	$(BIN)/unisono demo
@@ -125,12 +132,17 @@ soak: .venv/.installed .venv/.dev
 fuzz: .venv/.installed .venv/.dev
 	$(BIN)/python tests/fuzz_run.py --cases 100000
 
+# The seed is printed first; build/sanitize-address/test_flips 1000000 SEED takes it.
+flips: .venv/.dev
+	$(call native-build,sanitize-address,$(ADDRESS))
+	build/sanitize-address/test_flips 1000000
+
 # These take minutes where the tests of make test take seconds.
 resources: .venv/.installed .venv/.dev
 	UNISONO_RESOURCES=full $(BIN)/python -m pytest -s -o faulthandler_timeout=0 tests/test_resources.py
 
 sanitize: .venv/.dev
-	$(call native-tests,sanitize-address,-DUNISONO_SANITIZE="address$(COMMA)undefined")
+	$(call native-tests,sanitize-address,$(ADDRESS))
 	$(call native-tests,sanitize-thread,-DUNISONO_SANITIZE=thread)
 
 # Needs apt's spin and a gcc; says so if they are missing. Nothing of Python but the interpreter.

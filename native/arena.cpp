@@ -6,6 +6,8 @@
 #include <poll.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -23,7 +25,8 @@ namespace unisono {
 
 namespace {
 
-constexpr std::size_t plenty = ~std::size_t{0} >> 2;  // where the kernel names no limit
+constexpr std::size_t plenty = ~std::size_t{0} >> 2;    // where the kernel names no limit
+constexpr std::size_t farthest = std::size_t{1} << 44;  // of groups: an Entry has 32 bits for pages
 
 /// The number behind `pattern` in a file of the kernel, or `otherwise`.
 std::size_t read_number(const std::string& path, const char* pattern, std::size_t otherwise) {
@@ -91,6 +94,20 @@ void commit_pages(int fd, std::size_t offset, std::size_t bytes) {
     }
 }
 
+/// Makes the file at least so long, without pages: a rank that is led to a slot or a cell which was
+/// never filled reads zeros there, while behind the end of the file it would get SIGBUS.
+void lengthen(int fd, std::size_t bytes) {
+    // EPERM: the file is longer already, and sealed against shrinking.
+    if (ftruncate(fd, static_cast<off_t>(bytes)) != 0 && errno != EPERM)
+        refuse_memory(bytes, std::strerror(errno));
+}
+
+std::size_t length_of(int fd) {
+    struct stat file{};
+    if (fstat(fd, &file) != 0) refuse_system("fstat");
+    return static_cast<std::size_t>(file.st_size);
+}
+
 }  // namespace
 
 ArenaPlan::ArenaPlan(int size) {
@@ -124,6 +141,7 @@ int Arena::create(int size) {
     try {
         const ArenaPlan plan(size);
         commit_pages(fd, 0, plan.logs);
+        lengthen(fd, plan.world);
         // Nobody can shrink the file under the others, which would be SIGBUS for them.
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK);
         Mapping mapping(fd, 0, plan.logs);
@@ -145,7 +163,7 @@ int Arena::create(int size) {
     return fd;
 }
 
-Arena::Arena(int fd) : fd_(fd) {
+Arena::Arena(int fd) : Arena(fd, Taken{}) {
     {
         const Mapping first(fd, 0, page);
         const auto* header = reinterpret_cast<const JobHeader*>(first.data());
@@ -153,7 +171,10 @@ Arena::Arena(int fd) : fd_(fd) {
             throw Failure(Fault::system,
                           "the ranks run different versions of unisono; "
                           "install the same one for all of them");
-        size_ = static_cast<int>(header->size);
+        const std::uint32_t size = header->size;
+        if (size < 1 || size > max_ranks || ArenaPlan(static_cast<int>(size)).world > length_of(fd))
+            throw damaged(format("it is said to be of %u ranks", size));
+        size_ = static_cast<int>(size);
     }
     const ArenaPlan plan(size_);
     cell_bytes_ = plan.cell;
@@ -173,6 +194,8 @@ Arena::~Arena() {
 }
 
 void Arena::enter(int rank) {
+    if (rank < 0 || rank >= size_)
+        throw damaged(format("rank %d is in a job that is said to be of %d", rank, size_));
     Resident& self = resident(rank);
     const ArenaPlan plan(size_);
     const std::size_t place = plan.logs + static_cast<std::size_t>(rank) * plan.log;
@@ -235,20 +258,41 @@ void Arena::release_ring(int from, int to) noexcept {
 }
 
 std::size_t Arena::allocate(std::size_t bytes) {
-    return header_->next_offset.fetch_add(round_up(bytes, page), std::memory_order_relaxed);
+    const std::size_t offset =
+        header_->next_offset.fetch_add(round_up(bytes, page), std::memory_order_relaxed);
+    if (offset <= farthest) lengthen(fd_, offset + bytes);
+    check_place(offset, bytes);
+    return offset;
 }
 
-void Arena::commit(std::size_t offset, std::size_t bytes) { commit_pages(fd_, offset, bytes); }
+void Arena::commit(std::size_t offset, std::size_t bytes) {
+    // The file is as long as its groups from the beginning, so the kernel does not see it grow and
+    // leaves the limit of the user (ulimit -f) to us.
+    rlimit limit{};
+    if (offset >= world_offset_ && getrlimit(RLIMIT_FSIZE, &limit) == 0 &&
+        offset + bytes > limit.rlim_cur)
+        refuse_memory(bytes, std::strerror(EFBIG));
+    commit_pages(fd_, offset, bytes);
+}
 
 void Arena::release(std::size_t offset, std::size_t bytes) noexcept {
     fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
               static_cast<off_t>(bytes));
 }
 
+void Arena::check_place(std::size_t offset, std::size_t bytes) const {
+    if (offset < world_offset_ || offset > farthest || offset % page != 0 ||
+        offset + bytes > length_of(fd_))
+        throw damaged(format("no group can be at %zu", offset));
+}
+
 std::shared_ptr<Mapping> Arena::map(std::size_t offset, std::size_t bytes) {
+    check_place(offset, bytes);
     const std::lock_guard lock(mutex_);
     auto& known = mappings_[offset];
-    if (auto mapping = known.lock()) return mapping;
+    // A shorter one is of a group that cannot be here, if the offsets that we were told are right.
+    if (auto mapping = known.lock(); mapping != nullptr && mapping->bytes() >= bytes)
+        return mapping;
     auto mapping = std::make_shared<Mapping>(fd_, offset, bytes);
     known = mapping;
     return mapping;

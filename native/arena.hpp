@@ -73,7 +73,7 @@ struct ArenaPlan {
 };
 
 inline constexpr std::uint64_t arena_magic = 0x6f6e6f73696e75;  // "unisono"
-inline constexpr std::uint32_t arena_layout = 2;
+inline constexpr std::uint32_t arena_layout = 3;
 
 /// A stretch of the memfd in this process's address space.
 class Mapping {
@@ -84,6 +84,7 @@ public:
     Mapping& operator=(const Mapping&) = delete;
 
     std::byte* data() const noexcept { return data_; }
+    std::size_t bytes() const noexcept { return bytes_; }
 
 private:
     std::byte* data_;
@@ -129,7 +130,7 @@ public:
     /// Gives the pages of a ring back, which nobody reads or writes any more.
     void release_ring(int from, int to) noexcept;
 
-    /// Room for a new group: fetches an offset that nobody else will get.
+    /// Room for a new group: fetches an offset that nobody else will get, within the file.
     std::size_t allocate(std::size_t bytes);
 
     /// Asks the kernel for pages; throws Failure(memory) with figures if there are none.
@@ -138,7 +139,10 @@ public:
     /// Gives pages back.
     void release(std::size_t offset, std::size_t bytes) noexcept;
 
-    /// Maps a stretch, or returns the mapping that this process has already.
+    /// Throws Failure(system) unless a group of so many bytes may be there: others say where.
+    void check_place(std::size_t offset, std::size_t bytes) const;
+
+    /// Maps a group, or returns the mapping that this process has already.
     std::shared_ptr<Mapping> map(std::size_t offset, std::size_t bytes);
 
     /// Drops the entry of a mapping that nobody holds any more.
@@ -188,6 +192,12 @@ public:
     std::size_t cell_bytes() const noexcept { return cell_bytes_; }
 
 private:
+    struct Taken {};
+
+    /// Only holds the descriptor: the other constructor may fail after this one, and the destructor
+    /// closes it all the same.
+    Arena(int fd, Taken) noexcept : fd_(fd) {}
+
     std::size_t ring_offset(int from, int to) const noexcept {
         return rings_offset_ +
                static_cast<std::size_t>(from * size_ + to) * ring_cells * cell_bytes_;

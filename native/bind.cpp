@@ -27,6 +27,13 @@ bool interrupted() {
     return PyErr_CheckSignals() != 0;
 }
 
+/// Text that may hold anything, as a string.
+nb::object text_or_none(const std::string& text) {
+    if (text.empty()) return nb::none();
+    return nb::steal(
+        PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
 [[noreturn]] void raise(const Failure& failure) {
     if (failure.fault == Fault::interrupted && PyErr_Occurred() != nullptr)
         throw nb::python_error();
@@ -54,7 +61,7 @@ bool interrupted() {
             break;
     }
     const nb::object type = nb::module_::import_("unisono.errors").attr(name);
-    const nb::object error = type(failure.text, failure.ranks);
+    const nb::object error = type(text_or_none(failure.text), failure.ranks);
     PyErr_SetObject(type.ptr(), error.ptr());
     throw nb::python_error();
 }
@@ -156,13 +163,6 @@ std::unique_ptr<Communicator> split(Communicator& self, const std::vector<int>& 
 std::unique_ptr<Communicator> shrink(Communicator& self, const std::vector<int>& exclude,
                                      double seconds) {
     return guarded([&] { return self.shrink(exclude, {seconds, interrupted}); });
-}
-
-/// Text that may hold anything, as a string.
-nb::object text_or_none(const std::string& text) {
-    if (text.empty()) return nb::none();
-    return nb::steal(
-        PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
 
 /// One record as a tuple, in the order of core/trace.py.

@@ -49,11 +49,19 @@ Group::Group(std::shared_ptr<Arena> arena, std::size_t offset, int rank, int siz
     members_ = reinterpret_cast<Member*>(mapping_->data() + plan.members);
     rows_ = reinterpret_cast<std::uint64_t*>(mapping_->data() + plan.rows);
     slots_ = mapping_->data() + plan.slots;
-    committed_ = header_->committed;
+    committed_ = header_->committed == plan.slot ? plan.slot : 0;
     number_ = header_->number;
     const auto* ranks = reinterpret_cast<const std::int32_t*>(mapping_->data() + plan.world_ranks);
-    directory_ = std::make_shared<Directory>(
-        Directory{std::vector<int>(ranks, ranks + size), mapping_, members_});
+    // Our own copy: from now on they lead to residents, logs and rings.
+    std::vector<int> world_ranks(ranks, ranks + size);
+    check_ranks(*arena_, world_ranks);
+    directory_ = std::make_shared<Directory>(Directory{std::move(world_ranks), mapping_, members_});
+}
+
+void Group::check_ranks(const Arena& arena, const std::vector<int>& world_ranks) {
+    for (const int rank : world_ranks)
+        if (rank < 0 || rank >= arena.size())
+            throw damaged(format("a group is said to hold rank %d of %d", rank, arena.size()));
 }
 
 Group::~Group() {
@@ -204,10 +212,13 @@ void Group::check_peers() {
     if (stopping_.load(std::memory_order_relaxed))
         throw Failure(Fault::closed, "the group was closed while this call was waiting");
     for (int peer = 0; peer < size_; ++peer) {
-        if (peer == rank_ || reached(peer)) continue;
         // acquire: pairs with shut_out().
-        if (members_[peer].turn.value.load(std::memory_order_acquire) == turn_ - 1)
+        const std::uint32_t turn = members_[peer].turn.value.load(std::memory_order_acquire);
+        if (peer == rank_ || static_cast<std::int32_t>(turn - turn_) >= 0) continue;
+        if (turn == turn_ - 1)
             check_given_up(true);
+        else if (turn != turn_ - 2)  // nobody can come from there, or be shut out
+            throw damaged(format("the turn of rank %d is %u and was %u", peer, turn, turn_ - 2));
         const std::uint32_t word =
             members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
         const bool dead = word == 0 && !arena_->alive(world_rank(peer));
@@ -245,6 +256,9 @@ void Group::check_given_up(bool came) {
 
 /// We have been shut out of a barrier; whoever did it is about to say why.
 void Group::raise_given_up() {
+    const std::uint32_t turn = members_[rank_].turn.value.load(std::memory_order_relaxed);
+    if (turn != turn_ - 1)
+        throw damaged(format("the turn of this rank is %u and was %u", turn, turn_ - 2));
     check_given_up(false);
     wait_until(
         members_[rank_].turn, arena_->patience(), *limits_, [] { return false; },
@@ -263,26 +277,30 @@ void Group::agree(const Request& request) {
         // Relaxed: ordered by the acquire of the peer's turn, which stands in the same line.
         same = same && members_[peer].fingerprint[parity].load(std::memory_order_relaxed) == mine;
     }
-    if (!same) compare_all();
+    if (!same) compare_all(request);
 }
 
 /// Some fingerprint differs: either ranks disagree, or their counts differ by rank and must fit.
-/// All ranks look at the same cards and rows, so all come to the same verdict.
-void Group::compare_all() {
+/// All ranks look at the same cards and rows, so all come to the same verdict. Each takes its own
+/// from its request: these are the lengths of its buffers, which only the caller may say.
+void Group::compare_all(const Request& request) {
     const auto n = static_cast<std::size_t>(size_);
-    const Call first(members_[0].card[step_ & 1]);
+    Card own;
+    own.write(request, calls_);
+    const Call mine(own);
     std::vector<std::uint64_t> receives(n * n, 0);
     matrix_.assign(n * n, 0);
     for (int rank = 0; rank < size_; ++rank) {
-        const Call call(members_[rank].card[step_ & 1]);
-        if (!call.same_kind(first) || !call.has_counts()) raise_mismatch();
-        const std::uint64_t* published = rows(rank);
+        const Call call = rank == rank_ ? mine : Call(members_[rank].card[step_ & 1]);
+        if (!call.same_kind(mine) || !call.has_counts()) raise_mismatch();
+        const std::uint64_t* sent = rank == rank_ ? request.sends.data() : rows(rank);
+        const std::uint64_t* got = rank == rank_ ? request.receives.data() : rows(rank) + size_;
         for (int peer = 0; peer < size_; ++peer) {
             std::uint64_t sends = call.count;
             std::uint64_t gets = call.count;
             if (call.uneven) {
-                sends = published[peer];
-                gets = published[size_ + peer];
+                sends = sent[peer];
+                gets = got[peer];
             } else if (call.verb == Verb::gather) {
                 sends = peer == call.root ? call.count : 0;
                 gets = rank == call.root ? call.count : 0;

@@ -88,7 +88,7 @@ public:
     /// once.
     static std::size_t prepare(Arena& arena, const std::vector<int>& world_ranks, bool whole);
 
-    /// The ranks of the world that are in the group at `offset`.
+    /// The ranks of the world that are in the group at `offset`, all of which there are.
     static std::vector<int> members_at(const Arena& arena, std::size_t offset);
 
     /// Joins the group of `size` ranks at `offset` as member `rank`.
@@ -165,6 +165,9 @@ public:
     void probe(std::size_t bytes);
 
 private:
+    /// Throws Failure(system) unless all of them are ranks of the job.
+    static void check_ranks(const Arena& arena, const std::vector<int>& world_ranks);
+
     std::uint64_t* rows(int rank) const noexcept {
         return rows_ + (static_cast<std::size_t>(step_ & 1) * size_ + rank) * 2 * size_;
     }
@@ -177,7 +180,7 @@ private:
     [[noreturn]] void raise_departed(int peer, std::uint32_t word);
     std::string at_deadline() const;
     [[noreturn]] void expire(const std::string& how);
-    void compare_all();
+    void compare_all(const Request& request);
     [[noreturn]] void raise_mismatch();
     void give_up(Leave why, int blamed) noexcept;
     void settle(int rank) noexcept;

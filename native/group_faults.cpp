@@ -9,7 +9,10 @@ namespace unisono {
 void Group::raise_departed(int peer, std::uint32_t word) {
     const int blamed = static_cast<int>(word >> 8) - 1;
     const std::string culprit = who(peer);
-    switch (static_cast<Leave>(word & 0xff)) {
+    const auto why = static_cast<Leave>(word & 0xff);
+    if (why != Leave::no && (blamed < 0 || blamed >= size_))
+        throw damaged(format("%s is said to blame rank %d", culprit.c_str(), blamed));
+    switch (why) {
         case Leave::no:
             throw Failure(Fault::lost, lost(peer, ""), {peer});
         case Leave::closed:
@@ -46,7 +49,7 @@ void Group::raise_departed(int peer, std::uint32_t word) {
                        who(blamed).c_str(), 2 * static_cast<double>(slot_bytes_) / (1 << 20)),
                 {blamed});
     }
-    __builtin_unreachable();
+    throw damaged(format("%s is said to have left for reason %u", culprit.c_str(), word & 0xff));
 }
 
 std::string Group::at_deadline() const {

@@ -47,7 +47,7 @@ inline void put(void* to, const void* block, bool stream) noexcept {
 constexpr std::size_t copy_block = 256;
 
 void copy(void* to, const void* from, std::size_t bytes, Store store) {
-    if (to == from) return;
+    if (to == from || bytes == 0) return;  // what is empty may have no address
     auto* out = static_cast<char*>(to);
     const auto* in = static_cast<const char*>(from);
     const bool stream = streamable(to, store);
@@ -61,7 +61,7 @@ void copy(void* to, const void* from, std::size_t bytes, Store store) {
 
 void copy_twice(void* to, Store store, void* also, Store also_store, const void* from,
                 std::size_t bytes) {
-    if (to == from) return copy(also, from, bytes, also_store);
+    if (to == from || bytes == 0) return copy(also, from, bytes, also_store);
     if (also == from) return copy(to, from, bytes, store);
     auto* out = static_cast<char*>(to);
     auto* out_too = static_cast<char*>(also);

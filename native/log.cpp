@@ -14,13 +14,15 @@ namespace {
 
 constexpr std::uint64_t state_bits = std::uint64_t{0xff} << 32;
 
+constexpr int long_held = 10'000;  // looks at a record, of which a few are enough
+
 /// Takes the record for writing; false if `expected` (an even stamp) is not there any more. Another
-/// thread may hold it for the moment that a few stores take.
+/// thread may hold it for the moment that a few stores take; who holds it for long is none of ours.
 bool take(std::atomic<std::uint64_t>& stamp, std::uint64_t sequence, bool only_own) noexcept {
     std::uint64_t seen = stamp.load(std::memory_order_relaxed);
-    for (;;) {
+    for (int look = 0;; ++look) {
         if (only_own && seen >> 1 != sequence) return false;
-        if ((seen & 1) != 0) {
+        if ((seen & 1) != 0 && look < long_held) {
             pause();
             seen = stamp.load(std::memory_order_relaxed);
             continue;

@@ -11,30 +11,35 @@ namespace unisono {
 
 namespace {
 
-/// Stands at the beginning of every cell; all but `here` counts in the first cell of a message
-/// only.
+/// Stands at the beginning of every cell, and counts in the first cell of a message only. All cells
+/// of a message but the last are full.
 struct alignas(64) CellHeader {
     std::int64_t tag;
     std::uint64_t bytes;
     std::uint32_t context;
     std::uint32_t item;
-    std::uint32_t here;  ///< payload bytes in this cell
     std::uint8_t dtype_code;
 };
 
 constexpr auto idle_time = std::chrono::seconds(1);  // how long the thread stays without work
 
+/// Whether a ring holds no more than it has cells, as far as that can be seen while it moves.
+bool sound(const Channel& channel) noexcept {
+    // acquire: the loads stay in this order; while `read` is the same, `written` belongs to it.
+    const std::uint64_t read = channel.read.load(std::memory_order_acquire);
+    const std::uint64_t written = channel.written.load(std::memory_order_acquire);
+    return written - read <= Arena::ring_cells ||
+           channel.read.load(std::memory_order_relaxed) != read;
+}
+
 }  // namespace
 
-/// A message that was put aside, whole or still arriving.
+/// A message that was put aside, whole or still arriving. It grows as it comes: its length is only
+/// the word of another rank.
 struct Mailbox::Stored {
     int source;
-    std::uint32_t context;
-    std::int64_t tag;
-    std::uint8_t dtype_code;
-    std::uint32_t item;
-    std::vector<std::byte> data;
-    std::size_t moved = 0;
+    CellHeader header;
+    std::vector<std::byte> data = {};
 };
 
 /// The message whose cells stand at the head of a ring: where its bytes go.
@@ -129,17 +134,13 @@ bool Mailbox::push(int peer) {
         while (!letter->begun || letter->moved < letter->bytes) {
             const std::uint64_t written = channel.written.load(std::memory_order_relaxed);
             // acquire: pairs with the release in pull(): the receiver has finished with the cell.
-            if (written - channel.read.load(std::memory_order_acquire) == Arena::ring_cells)
+            if (written - channel.read.load(std::memory_order_acquire) >= Arena::ring_cells)
                 return moved;
             std::byte* cell =
                 arena_->ring(me_, peer) + written % Arena::ring_cells * arena_->cell_bytes();
             const std::size_t here = std::min(room, letter->bytes - letter->moved);
-            *reinterpret_cast<CellHeader*>(cell) = {letter->tag,
-                                                    letter->bytes,
-                                                    letter->context,
-                                                    letter->item,
-                                                    static_cast<std::uint32_t>(here),
-                                                    letter->dtype_code};
+            *reinterpret_cast<CellHeader*>(cell) = {letter->tag, letter->bytes, letter->context,
+                                                    letter->item, letter->dtype_code};
             kernels().copy(cell + sizeof(CellHeader), letter->data + letter->moved, here,
                            Store::plain);
             letter->moved += here;
@@ -158,25 +159,26 @@ bool Mailbox::push(int peer) {
 bool Mailbox::pull(int source) {
     Inbound& inbound = inbound_[static_cast<std::size_t>(source)];
     Channel& channel = arena_->channel(source, me_);
+    const std::size_t room = arena_->cell_bytes() - sizeof(CellHeader);
     bool moved = false;
     for (;;) {
         const std::uint64_t read = channel.read.load(std::memory_order_relaxed);
-        // acquire: pairs with the release in push(): the cell is filled.
-        if (channel.written.load(std::memory_order_acquire) == read) return moved;
+        // acquire: pairs with the release in push(): the cell is filled. More than all cells are no
+        // number of filled ones; see trouble().
+        const std::uint64_t filled = channel.written.load(std::memory_order_acquire) - read;
+        if (filled == 0 || filled > Arena::ring_cells) return moved;
         const std::byte* cell =
             arena_->ring(source, me_) + read % Arena::ring_cells * arena_->cell_bytes();
         if (!inbound.active) deliver_first_cell(source, cell);
         if (!inbound.active) return moved;  // nobody waits for it yet
-        const std::size_t here = reinterpret_cast<const CellHeader*>(cell)->here;
+        const std::size_t here = std::min(room, inbound.left);
         const std::byte* payload = cell + sizeof(CellHeader);
         if (inbound.letter != nullptr) {
             kernels().copy(inbound.letter->data + inbound.letter->moved, payload, here,
                            Store::plain);
             inbound.letter->moved += here;
         } else if (inbound.stored != nullptr) {
-            kernels().copy(inbound.stored->data.data() + inbound.stored->moved, payload, here,
-                           Store::plain);
-            inbound.stored->moved += here;
+            inbound.stored->data.insert(inbound.stored->data.end(), payload, payload + here);
         }
         inbound.left -= here;
         channel.read.store(read + 1, std::memory_order_release);  // pairs with push()
@@ -191,17 +193,15 @@ bool Mailbox::pull(int source) {
 
 /// Decides where the message goes that begins with this cell.
 void Mailbox::deliver_first_cell(int source, const std::byte* cell) {
-    const auto& header = *reinterpret_cast<const CellHeader*>(cell);
+    const CellHeader header = *reinterpret_cast<const CellHeader*>(cell);
+    std::atomic_signal_fence(std::memory_order_acquire);  // from here on no second look at the cell
     Inbound& inbound = inbound_[static_cast<std::size_t>(source)];
     const auto letter = match(source, header.context, header.tag);
     if (letter == nullptr) {
-        const bool awaited = std::any_of(
-            receives_.begin(), receives_.end(),
-            [&](const auto& other) { return other->peer < 0 || other->world_peer() == source; });
+        const bool awaited = std::any_of(receives_.begin(), receives_.end(),
+                                         [&](const auto& other) { return other->awaits(source); });
         if (!awaited) return;
-        inbound.stored =
-            std::make_shared<Stored>(Stored{source, header.context, header.tag, header.dtype_code,
-                                            header.item, std::vector<std::byte>(header.bytes)});
+        inbound.stored = std::make_shared<Stored>(Stored{source, header});
         stored_.push_back(inbound.stored);
     } else if (auto failure =
                    misfit(*letter, source, header.dtype_code, header.item, header.bytes)) {
@@ -216,8 +216,7 @@ void Mailbox::deliver_first_cell(int source, const std::byte* cell) {
 /// Takes the first receive that was posted for such a message out of the list.
 std::shared_ptr<Letter> Mailbox::match(int source, std::uint32_t context, std::int64_t tag) {
     const auto found = std::find_if(receives_.begin(), receives_.end(), [&](const auto& letter) {
-        return letter->context == context && letter->tag == tag &&
-               (letter->peer < 0 || letter->world_peer() == source);
+        return letter->context == context && letter->tag == tag && letter->awaits(source);
     });
     if (found == receives_.end()) return nullptr;
     auto letter = *found;
@@ -228,8 +227,8 @@ std::shared_ptr<Letter> Mailbox::match(int source, std::uint32_t context, std::i
 /// A new receive: perhaps its message was put aside; otherwise it waits.
 void Mailbox::take_stored(const std::shared_ptr<Letter>& letter) {
     const auto found = std::find_if(stored_.begin(), stored_.end(), [&](const auto& stored) {
-        return stored->context == letter->context && stored->tag == letter->tag &&
-               (letter->peer < 0 || letter->world_peer() == stored->source);
+        return stored->header.context == letter->context && stored->header.tag == letter->tag &&
+               letter->awaits(stored->source);
     });
     if (found == stored_.end()) {
         receives_.push_back(letter);
@@ -240,11 +239,12 @@ void Mailbox::take_stored(const std::shared_ptr<Letter>& letter) {
     Inbound& inbound = inbound_[static_cast<std::size_t>(stored->source)];
     const bool arriving = inbound.stored == stored;
     if (arriving) inbound.stored = nullptr;  // thrown away, unless it fits
+    const CellHeader& header = stored->header;
     if (auto failure =
-            misfit(*letter, stored->source, stored->dtype_code, stored->item, stored->data.size()))
+            misfit(*letter, stored->source, header.dtype_code, header.item, header.bytes))
         return finish(letter, std::move(failure));
-    if (stored->moved != 0) std::memcpy(letter->data, stored->data.data(), stored->moved);
-    letter->moved = stored->moved;
+    letter->moved = stored->data.size();
+    if (letter->moved != 0) std::memcpy(letter->data, stored->data.data(), letter->moved);
     if (arriving)
         inbound.letter = letter;
     else
@@ -260,7 +260,7 @@ std::unique_ptr<Failure> Mailbox::misfit(Letter& letter, int source, std::uint8_
     return std::make_unique<Failure>(
         Fault::mismatch,
         format("rank %d sent %s x %zu, but this rank receives %s x %zu", letter.source,
-               name(static_cast<DType>(dtype_code)), bytes / item,
+               name(static_cast<DType>(dtype_code)), bytes / std::max(item, 1u),
                name(static_cast<DType>(letter.dtype_code)), letter.bytes / letter.item),
         std::vector<int>{letter.source});
 }
@@ -304,6 +304,11 @@ std::unique_ptr<Failure> Mailbox::trouble(const Letter& letter) const {
     };
     const char* verb = letter.sending ? "send to" : "receive from";
     if (letter.peer >= 0) {
+        const int from = letter.sending ? me_ : letter.world_peer();
+        const int to = letter.sending ? letter.world_peer() : me_;
+        if (!sound(arena_->channel(from, to)))
+            return std::make_unique<Failure>(damaged(format(
+                "the ring from rank %d to rank %d is said to hold more than it can", from, to)));
         if (!gone(letter.peer)) return nullptr;
         const int world = letter.world_peer();
         // relaxed: pairs with Arena::exit(), which came before the leaving that we have seen.
@@ -401,9 +406,9 @@ void Mailbox::end_group(std::uint32_t context) {
                                                  "message had moved"));
     }
     for (Inbound& inbound : inbound_)
-        if (inbound.stored != nullptr && inbound.stored->context == context)
+        if (inbound.stored != nullptr && inbound.stored->header.context == context)
             inbound.stored = nullptr;  // the rest of it is thrown away as it comes
-    stored_.remove_if([&](const auto& stored) { return stored->context == context; });
+    stored_.remove_if([&](const auto& stored) { return stored->header.context == context; });
 }
 
 void Mailbox::forget(int world_rank) {

@@ -9,6 +9,7 @@
 // messages are under way and nobody waits, a thread does.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -48,6 +49,13 @@ struct Letter {
 
     int world_peer() const {
         return peer < 0 ? -1 : directory->world_ranks[static_cast<std::size_t>(peer)];
+    }
+
+    /// Whether a message from this rank of the world may be what we wait for.
+    bool awaits(int source) const {
+        const auto& ranks = directory->world_ranks;
+        return peer < 0 ? std::find(ranks.begin(), ranks.end(), source) != ranks.end()
+                        : world_peer() == source;
     }
 };
 

@@ -23,11 +23,16 @@ double seconds_until(Clock::time_point deadline) noexcept {
 
 std::vector<int> Group::members_at(const Arena& arena, std::size_t offset) {
     static_assert(sizeof(GroupHeader) + max_ranks * sizeof(std::int32_t) <= page);
+    arena.check_place(offset, page);
     const Mapping mapping(arena.fd(), offset, page);
-    const int size = static_cast<int>(reinterpret_cast<GroupHeader*>(mapping.data())->size);
-    const auto* ranks =
-        reinterpret_cast<const std::int32_t*>(mapping.data() + GroupPlan(size).world_ranks);
-    return {ranks, ranks + size};
+    const std::uint32_t size = reinterpret_cast<GroupHeader*>(mapping.data())->size;
+    if (size < 1 || size > max_ranks)
+        throw damaged(format("the group at %zu is said to be of %u ranks", offset, size));
+    const GroupPlan plan(static_cast<int>(size));
+    const auto* first = reinterpret_cast<const std::int32_t*>(mapping.data() + plan.world_ranks);
+    std::vector<int> ranks(first, first + size);
+    check_ranks(arena, ranks);
+    return ranks;
 }
 
 std::size_t Group::shrink(const std::vector<int>& exclude, const Limits& limits) {
@@ -115,7 +120,7 @@ std::vector<int> Group::survivors(const std::vector<bool>& excluded) const {
     std::vector<int> ranks;
     for (int rank = 0; rank < size_; ++rank) {
         if (excluded[static_cast<std::size_t>(rank)]) continue;
-        if (mark(rank) == Mark::waits && (rank == rank_ || arena_->alive(world_rank(rank))))
+        if (rank == rank_ || (mark(rank) == Mark::waits && arena_->alive(world_rank(rank))))
             ranks.push_back(rank);
     }
     return ranks;

@@ -45,6 +45,10 @@ std::string format(const char* pattern, ...) {
     return text;
 }
 
+Failure damaged(const std::string& what) {
+    return {Fault::system, "the job's memory is damaged: " + what + "; start the job again"};
+}
+
 std::string name_ranks(const std::vector<int>& ranks) {
     std::string text = ranks.size() == 1 ? "rank" : "ranks";
     for (std::size_t i = 0; i < ranks.size(); ++i)

@@ -89,6 +89,9 @@ public:
 /// Printf into a string: messages are made on cold paths only.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 
+/// What a rank throws that finds something in the shared memory which no rank writes there.
+Failure damaged(const std::string& what);
+
 /// "rank 2" or "ranks 0, 1, 3".
 std::string name_ranks(const std::vector<int>& ranks);
 

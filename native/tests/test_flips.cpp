@@ -1,0 +1,282 @@
+// native/tests/test_flips.cpp: bytes of the control memory are overwritten while ranks call.
+//
+//   test_flips [flips [seed]]
+//
+// Whatever a rank finds there, its call ends soon, well or in a Failure, and it touches no memory
+// but its own: a wild access is a signal or a report of AddressSanitizer, a hang is SIGALRM. What
+// the calls compute is not looked at. Payload stays as it is, for it leads nowhere.
+#include <unistd.h>
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <cstdlib>
+#include <deque>
+
+#include "check.hpp"
+#include "communicator.hpp"
+
+using namespace unisono;
+using unisono::test::Numbers;
+using unisono::test::on_ranks;
+
+/// A length that was read from damaged memory must not become an allocation; reports are the end.
+extern "C" const char* __asan_default_options() { return "max_allocation_size_mb=64"; }
+extern "C" const char* __ubsan_default_options() { return "halt_on_error=1:print_stacktrace=1"; }
+
+namespace {
+
+constexpr int size = 3;
+constexpr int lanes = 8;  // worlds at a time: each sleeps for much of its life, at deadlines
+constexpr int flips_of_a_world = 250;
+constexpr std::size_t flips_at_a_time = 4;
+constexpr auto pause_between_flips = std::chrono::milliseconds(2);
+constexpr double deadline = 0.04;
+constexpr double margin = 20;  // for a machine that is busy with other things
+const Limits limits{deadline, nullptr};
+
+std::atomic<long> flips_left{0};
+std::atomic<long> ended_well{0}, ended_in_failure{0}, worlds{0};
+
+/// Bytes of the file that steer the ranks.
+struct Stretch {
+    std::size_t offset, bytes;
+};
+
+/// A byte that was overwritten.
+struct Flip {
+    off_t offset;
+    char before;
+};
+
+/// One job, and where its control memory is: stretches of one kind are hit as often as those of
+/// another, however many there are.
+class World {
+public:
+    World() : fd(unisono::Job::create(size)) {
+        const ArenaPlan plan(size);
+        kinds_.resize(6);
+        kinds_[0] = {{0, 64}};
+        for (std::size_t i = 0; i < size; ++i) {
+            kinds_[1].push_back({plan.residents + i * sizeof(Resident), sizeof(Resident)});
+            const std::size_t log = plan.logs + i * plan.log;
+            kinds_[2].push_back({log, 128 + 64 * sizeof(Record)});  // what such a short life uses
+            kinds_[2].push_back({log, sizeof(LogMemory)});
+        }
+        for (std::size_t i = 0; i < size * size; ++i) {
+            const std::size_t channel = plan.channels + i * sizeof(Channel);
+            kinds_[3].push_back({channel + offsetof(Channel, written), 8});
+            kinds_[3].push_back({channel + offsetof(Channel, read), 8});
+            for (std::size_t cell = 0; cell < Arena::ring_cells; ++cell)
+                kinds_[4].push_back({plan.rings + (i * Arena::ring_cells + cell) * plan.cell, 40});
+        }
+        add_group(plan.world, size);
+    }
+    ~World() { close(fd); }
+
+    void add_group(std::size_t offset, int members) {
+        const GroupPlan plan(members);
+        const std::lock_guard lock(mutex_);
+        auto& groups = kinds_[5];
+        groups.push_back({offset, 64});
+        groups.push_back({offset + plan.world_ranks, static_cast<std::size_t>(members) * 4});
+        groups.push_back({offset + plan.rows, plan.slots - plan.rows});
+        for (std::size_t i = 0; i < static_cast<std::size_t>(members); ++i)
+            for (const std::size_t bytes :
+                 {std::size_t{40}, sizeof(Member)})  // turns and marks, all
+                groups.push_back({offset + plan.members + i * sizeof(Member), bytes});
+        if (groups.size() > 40) groups.erase(groups.begin(), groups.begin() + 9);  // long closed
+    }
+
+    Flip flip(Numbers& numbers) {
+        Stretch at{};
+        {
+            const std::lock_guard lock(mutex_);
+            const auto& kind = kinds_[numbers.next() % kinds_.size()];
+            at = kind[numbers.next() % kind.size()];
+        }
+        const auto value = static_cast<char>(numbers.next());
+        Flip flip{static_cast<off_t>(at.offset + numbers.next() % at.bytes), 0};
+        CHECK(pread(fd, &flip.before, 1, flip.offset) == 1);
+        CHECK(pwrite(fd, &value, 1, flip.offset) == 1);
+        return flip;
+    }
+
+    void put_back(const Flip& flip) { CHECK(pwrite(fd, &flip.before, 1, flip.offset) == 1); }
+
+    const int fd;
+    std::barrier<> gate{size};
+    std::atomic<bool> over{false};
+
+private:
+    std::mutex mutex_;
+    std::vector<std::vector<Stretch>> kinds_;
+};
+
+/// Runs one call: it ends in time, and in nothing but a Failure.
+template <class Call>
+void attempt(Call call) {
+    const auto began = Clock::now();
+    try {
+        call();
+        ++ended_well;
+    } catch (const Failure& failure) {
+        CHECK(!failure.text.empty());
+        ++ended_in_failure;
+    }
+    CHECK(Clock::now() - began < std::chrono::duration<double>(margin));
+}
+
+/// A collective of a kind on which all ranks agree, since their `numbers` do.
+void collect(Communicator& group, int rank, Numbers& numbers) {
+    const int members = static_cast<int>(group.world_ranks().size());
+    constexpr std::size_t counts[] = {0, 1, 600, 5000, 90000};
+    const std::size_t count = counts[numbers.next() % 5];
+    const auto verb = static_cast<Verb>(1 + numbers.next() % 9);
+    const auto root = static_cast<int>(numbers.next() % static_cast<unsigned>(members));
+    const bool uneven = numbers.next() % 2 == 0;
+    const bool later = numbers.next() % 4 == 0;
+    const bool reduces =
+        verb == Verb::all_reduce || verb == Verb::reduce || verb == Verb::reduce_scatter;
+    const bool rooted = verb == Verb::broadcast || verb == Verb::reduce || verb == Verb::gather ||
+                        verb == Verb::scatter;
+    std::vector<std::int32_t> source(count * size, rank), target(count * size);
+    auto request = unisono::test::request(
+        verb, source, target, count, reduces ? ReduceOp::sum : ReduceOp::none, rooted ? root : -1);
+    request.place = {static_cast<std::uint16_t>(1 + numbers.next() % 255), "flips.py:1"};
+    if (verb == Verb::all_to_all && uneven)
+        for (int peer = 0; peer < members; ++peer) {
+            request.sends.push_back(count / static_cast<std::size_t>(1 + (rank + peer) % 3));
+            request.receives.push_back(request.sends.back());
+        }
+    if (!later) return group.run(request, limits);
+    const auto completion = group.start(request, deadline);
+    CHECK(completion->wait({margin, nullptr}));
+    if (const Failure* failure = completion->failure()) throw Failure(*failure);
+}
+
+/// A message to the next rank and one from the last, or from anyone.
+void exchange(Communicator& group, int rank, Numbers& numbers) {
+    const int members = static_cast<int>(group.world_ranks().size());
+    constexpr std::size_t counts[] = {0, 40, 70'000, 500'000};
+    const std::size_t bytes = counts[numbers.next() % 4];
+    const int last = numbers.next() % 3 == 0 ? -1 : (rank + members - 1) % members;
+    std::vector<std::byte> sent(bytes), got(bytes);
+    const auto send = group.letter(true, (rank + 1) % members, 0);
+    const auto receive = group.letter(false, last, 0);
+    send->data = sent.data();
+    receive->data = got.data();
+    send->bytes = receive->bytes = bytes;
+    send->recorded = receive->recorded = true;
+    attempt([&] { group.start(send, deadline); });
+    attempt([&] {
+        group.run(receive, limits);
+        CHECK(receive->source >= 0 && receive->source < members);
+    });
+    // A letter that was never posted has no end.
+    if (send->deadline != Clock::time_point{}) CHECK(send->completion.wait({margin, nullptr}));
+}
+
+/// One round: a group is made of `base`, used, shrunk, used again and left.
+void play(World& world, Communicator& base, int rank, Numbers& numbers) {
+    std::unique_ptr<Communicator> group;
+    const auto join = [&](auto make) {
+        attempt([&] {
+            group = make();
+            world.add_group(group->letter(true, 0, 0)->page * page,
+                            static_cast<int>(group->world_ranks().size()));
+        });
+    };
+    attempt([&] { collect(base, rank, numbers); });
+    const auto key = static_cast<std::int64_t>(numbers.next() >> 1);
+    join([&] { return base.split({0, 1, 2}, key, limits); });
+    if (group == nullptr) return;
+    const std::uint64_t calls = 2 + numbers.next() % 4;
+    for (std::uint64_t call = 0; call < calls; ++call)
+        attempt([&] { collect(*group, rank, numbers); });
+    exchange(*group, rank, numbers);
+    attempt([&] {
+        const Viewer viewer(world.fd);
+        for (int peer = 0; peer < viewer.size(); ++peer) viewer.look(peer);
+    });
+    const auto old = std::move(group);
+    join([&] { return old->shrink({}, limits); });
+    if (group == nullptr) return;
+    const auto ranks = group->world_ranks();
+    const auto own = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+    if (own == static_cast<long>(ranks.size())) return;
+    attempt([&] { collect(*group, static_cast<int>(own), numbers); });
+    exchange(*group, static_cast<int>(own), numbers);
+}
+
+/// The life of one rank in one world.
+void live(World& world, int rank, Numbers numbers) {
+    std::shared_ptr<unisono::Job> job;
+    std::unique_ptr<Communicator> base;
+    while (job == nullptr && !world.over) {
+        attempt([&] { job = std::make_shared<unisono::Job>(dup(world.fd), rank); });
+        std::this_thread::sleep_for(pause_between_flips);
+    }
+    world.gate.arrive_and_wait();
+    if (job != nullptr)
+        attempt([&] {
+            job->meet();
+            base = std::make_unique<Communicator>(job, job->arena()->world_offset(), rank, size);
+        });
+    // All ranks begin a round together, with the same numbers, or it would be all mismatches.
+    while (base != nullptr && !world.over) {
+        world.gate.arrive_and_wait();
+        Numbers own{numbers.next()};
+        play(world, *base, rank, own);
+        attempt([&] { job->viewer()->look(rank); });
+    }
+    world.gate.arrive_and_drop();
+    if (base != nullptr) base->close(deadline);
+    if (job != nullptr) job->close(deadline);
+}
+
+/// Damages a world all its life. After a while a byte gets its old value back, or the first hit at
+/// a word that is written only once would be the end of all that the others could meet.
+void damage(World& world, Numbers numbers) {
+    std::deque<Flip> recent;
+    for (int flip = 0; flip < flips_of_a_world; ++flip) {
+        recent.push_back(world.flip(numbers));
+        --flips_left;
+        std::this_thread::sleep_for(pause_between_flips);
+        if (recent.size() < flips_at_a_time) continue;
+        world.put_back(recent.front());
+        recent.pop_front();
+    }
+    world.over = true;
+}
+
+/// Worlds one after the other, until all flips are done.
+void run_lane(std::uint64_t seed) {
+    Numbers numbers{seed};
+    while (flips_left > 0) {
+        World world;
+        const Numbers common{numbers.next()}, hits{numbers.next()};
+        std::thread flipper([&] { damage(world, hits); });
+        on_ranks(size, [&](int rank) { live(world, rank, common); });
+        flipper.join();
+        ++worlds;
+        alarm(120);  // if no world ends for so long, a call does not end
+    }
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+    const long flips = count > 1 ? std::atol(words[1]) : 3000;
+    const auto clock = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
+    const std::uint64_t seed = count > 2 ? std::strtoull(words[2], nullptr, 10) : clock % 1000000;
+    std::printf("flips: %ld, seed %llu\n", flips, static_cast<unsigned long long>(seed));
+    std::fflush(stdout);
+    flips_left = flips;
+    alarm(120);
+    on_ranks(lanes, [&](int lane) { run_lane(seed * lanes + static_cast<std::uint64_t>(lane)); });
+    std::printf("flips: %ld worlds; %ld calls ended well, %ld in a failure\n", worlds.load(),
+                ended_well.load(), ended_in_failure.load());
+    CHECK(ended_well > 0 && ended_in_failure > 0);
+    std::puts("flips: ok");
+}
