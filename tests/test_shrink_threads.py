@@ -14,7 +14,15 @@ from unisono.core import buffers, dispatch, groups
 from unisono.core.dtypes import ReduceOp
 from unisono.core.engine import Engine
 from unisono.core.groups import Group
-from unisono.errors import ArgumentError, CommTimeout, NotReady, PeerLost, UnisonoError, Unsupported
+from unisono.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CommTimeout,
+    NotReady,
+    PeerLost,
+    UnisonoError,
+    Unsupported,
+)
 
 # ---- ranks that are threads ----------------------------------------------------------------------
 
@@ -99,17 +107,20 @@ def test_threads_exclude(kind: str) -> None:
 
 def ask_wrongly() -> list[str]:
     told = []
-    for arguments in (([7],), ([0, 0],), (3,), ([], None, 9)):
+    for arguments in (([7],), ([0, 0],), ([], None, 9), (3,), (["a"],), ([[]],)):
         try:
             dist.shrink_group(*arguments)
         except UnisonoError as error:
             told.append(type(error).__name__)
+    for method in (groups.world().shrink, groups.world().split):
+        with pytest.raises(ArgumentTypeError, match="must be whole numbers"):
+            method(["a"])
     return told
 
 
 def test_bad_arguments() -> None:
     (told,) = spawn(ask_wrongly, 1)
-    assert told == ["ArgumentError", "ArgumentError", "ArgumentTypeError", "ArgumentError"]
+    assert told == ["ArgumentError"] * 3 + ["ArgumentTypeError"] * 3
 
 
 def test_engines_that_cannot() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from unisono.core import registry, rendezvous
 from unisono.core.engine import Engine
 from unisono.core.rendezvous import Launch
+from unisono.core.whole_numbers import whole_numbers
 from unisono.errors import ArgumentError, NotReady
 
 __all__ = [
@@ -71,7 +72,7 @@ class Group:
         Members must all call it; for others it makes a group they are not in. Nobody waits for
         ranks outside the new group.
         """
-        chosen = tuple(ranks)
+        chosen = tuple(whole_numbers(ranks, "ranks"))
         if not chosen:
             raise ArgumentError("a group needs at least one rank")
         if len(set(chosen)) != len(chosen):
@@ -107,17 +108,18 @@ class Group:
         this group that are under way end with an error, and it is of no more use. With `world` the
         new group replaces the world: its ranks are counted anew, and every other group is closed.
         """
-        for rank in exclude:
+        excluded = tuple(whole_numbers(exclude, "the ranks to exclude"))
+        for rank in excluded:
             if not 0 <= rank < self.size:
                 raise ArgumentError(f"rank {rank} is not in group {self.name!r} of {self.size}")
         if self.engine is None:
             raise NotReady(f"this rank is not in group {self.name!r}, so it cannot shrink it")
-        if self.rank in exclude:
+        if self.rank in excluded:
             raise ArgumentError(
                 f"rank {self.rank} excludes itself from group {self.name!r}; only ranks that stay "
                 "may shrink it, the others close it or end"
             )
-        engine, members = self.engine.shrink(tuple(exclude))
+        engine, members = self.engine.shrink(excluded)
         if world:
             return self._replace_world(engine)
         world_ranks = tuple(self.ranks[rank] for rank in members)

@@ -179,12 +179,13 @@ def shrink_group(
     """
     if not isinstance(ranks_to_exclude, list | tuple):
         raise ArgumentTypeError(f"ranks_to_exclude must be a list, not {ranks_to_exclude!r}")
-    if len(set(ranks_to_exclude)) != len(ranks_to_exclude):
-        raise ArgumentError(f"ranks_to_exclude {list(ranks_to_exclude)} names a rank twice")
+    excluded = whole_numbers(ranks_to_exclude, "ranks_to_exclude")
+    if len(set(excluded)) != len(excluded):
+        raise ArgumentError(f"ranks_to_exclude {excluded} names a rank twice")
     if shrink_flags not in (0, 1):
         raise ArgumentError(f"shrink_flags is {shrink_flags!r}; give 0 (default) or 1 (abort)")
     members = arguments.group_of(group)
-    return members.shrink(ranks_to_exclude, world=members is groups.world())
+    return members.shrink(excluded, world=members is groups.world())
 
 
 def split_group(
