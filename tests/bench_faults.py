@@ -1,13 +1,15 @@
 """How soon ranks hear of a death, and of a mismatch: `make bench-faults`.
 
 Jobs of 2 to 8 ranks reduce without end. One rank after the other is killed at a random moment; the
-others note when their call fails, shrink their group and go on. Then ranks that disagree at random:
-all of them must be told, and the group must work afterwards.
+others note when their call fails, shrink their group and go on. Then launchers are killed, and no
+rank may stay. Last, ranks that disagree at random: all of them must be told, and the group must
+work afterwards.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -19,7 +21,8 @@ import time
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 
-from jobs import Ranks
+from jobs import Ranks, nothing_new_is_left
+from processes import wait_until
 
 _KILLS = """
 group = groups.init("shm")
@@ -124,6 +127,38 @@ def launched(count: int, chance: random.Random) -> list[float]:
     return notices
 
 
+def killed_launchers(count: int, chance: random.Random) -> list[float]:
+    """Seconds from each of `count` deaths of `unisono run` until all its ranks are gone."""
+    seconds: list[float] = []
+    nothing_is_left = nothing_new_is_left()
+    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+        script.write("from rank_side import *\nworld = groups.init()\nwhile True: reduce(world)")
+        script.flush()
+        for _ in range(count):
+            size = str(chance.randint(2, 4))
+            command = [sys.executable, "-m", "unisono", "run", "-n", size, script.name]
+            job = subprocess.Popen(command, env=variables, stdout=DEVNULL, stderr=DEVNULL)
+            time.sleep(chance.uniform(0, 0.8))  # before there are ranks, or long after
+            job.kill()
+            killed = time.monotonic()
+            job.wait()
+            wait_until(lambda: not _run_by(script.name))
+            seconds.append(time.monotonic() - killed)
+        nothing_is_left()
+    return seconds
+
+
+def _run_by(script: str) -> list[str]:
+    """The processes that have this script on their command line."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if script in (process / "cmdline").read_text():
+                found.append(process.name)
+    return found
+
+
 def mismatches(count: int, chance: random.Random) -> list[float]:
     """Seconds from the last rank's call to each rank's error, of `count` mismatches."""
     seconds: list[float] = []
@@ -155,6 +190,7 @@ def spread(seconds: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--launchers", type=int, default=200)
     parser.add_argument("--mismatches", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     options = parser.parse_args()
@@ -171,6 +207,8 @@ def main() -> None:
         f"{options.kills // 4} kills below `unisono run`: noticed after {spread(notices)}",
         flush=True,
     )
+    gone = killed_launchers(options.launchers, chance)
+    print(f"{options.launchers} launchers killed: all ranks gone after {spread(gone)}", flush=True)
     found = mismatches(options.mismatches, chance)
     print(f"{options.mismatches} mismatches, all caught by all: after {spread(found)}")
 

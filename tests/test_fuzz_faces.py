@@ -65,3 +65,25 @@ def test_different_calls_are_a_mismatch() -> None:
         kind="threads",
     )
     assert report.kinds["dist.all_reduce"] == {"MismatchError": 2}
+
+
+# ---- what long runs have found -------------------------------------------------------------------
+
+FOUND = [
+    Call("dist.shrink_group", ["['sum']"]),
+    Call("dist.shrink_group", ["[[]]"]),
+    Call("dist.shrink_group", ["[]", "shrink_flags=np.ones(2)"]),
+    Call("dist.init_process_group", ["init_method=np.ones(2)"]),
+    Call("communication.new_group", ["[0]", "backend=np.zeros((0, 3))"]),
+    Call("communication.set_comm_ops_inplace", ["True", "[np.ones((2, 2))]"]),
+]
+
+
+@pytest.mark.parametrize("kind", ["shm", "none"])
+def test_found_by_long_runs(kind: str) -> None:
+    with World(kind, 1, 0.2) as world:
+        report = Report()
+        for call in FOUND:
+            report.note("here", [call], world.run([call]))
+    assert not report.bad, report.badness()
+    assert not any(found["result"] for found in report.kinds.values()), report.kinds

@@ -220,7 +220,8 @@ say(before=before, held=held, again=again, closed=usage(), cost=cost, limit=limi
             if rank == 0:
                 each = (told["held"]["PSS KiB"] - told["before"]["PSS KiB"]) / KEPT
                 cost = told["cost"] * 1e3
-                print(f"{KEPT} groups kept: {cost:.2f} ms and {each:.1f} KiB each, {told['limit']}")
+                limit = told["limit"] or "no limit met"
+                print(f"{KEPT} groups kept: {cost:.2f} ms and {each:.1f} KiB each, {limit}")
             assert ranks[rank].end() == 0
 
 

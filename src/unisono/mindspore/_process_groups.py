@@ -135,7 +135,7 @@ def new_group(
         raise ArgumentTypeError(f"ranks must be a list, got {type(ranks).__name__}")
     for rank in ranks:
         check_integer(rank, "each of ranks")
-    if backend not in (None, "hccl", "mccl"):
+    if not (backend is None or (isinstance(backend, str) and backend in ("hccl", "mccl"))):
         raise ArgumentTypeError(f"backend must be hccl, mccl or None, got {backend!r}")
     if pg_options is not None and type(pg_options).__name__ != "GroupOptions":
         raise ArgumentTypeError(f"pg_options must be GroupOptions or None, got {pg_options!r}")

@@ -95,7 +95,7 @@ def set_comm_ops_inplace(is_enable: bool, func_list: Sequence[str] | None = None
         raise ArgumentTypeError(f"func_list must be a list of names or None, got {func_list!r}")
     chosen = _SWITCHES if func_list is None else func_list
     for name in chosen:
-        if name not in _SWITCHES:
+        if not isinstance(name, str) or name not in _SWITCHES:
             raise ArgumentError(f"there is no function {name!r} to switch; see {_SWITCHES}")
     engine = groups.world().engine if groups.is_initialized() else None
     off = _off_at_first if engine is None else _off.setdefault(engine, set(_off_at_first))

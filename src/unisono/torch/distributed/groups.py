@@ -182,7 +182,7 @@ def shrink_group(
     excluded = whole_numbers(ranks_to_exclude, "ranks_to_exclude")
     if len(set(excluded)) != len(excluded):
         raise ArgumentError(f"ranks_to_exclude {excluded} names a rank twice")
-    if shrink_flags not in (0, 1):
+    if whole_number(shrink_flags, "shrink_flags") not in (0, 1):
         raise ArgumentError(f"shrink_flags is {shrink_flags!r}; give 0 (default) or 1 (abort)")
     members = arguments.group_of(group)
     return members.shrink(excluded, world=members is groups.world())

@@ -65,7 +65,7 @@ def init_process_group(
         if patience is not None and world.engine is not None:
             world.engine.timeout = patience
         return
-    launch = _launch(init_method or "env://", rank, world_size)
+    launch = _launch("env://" if init_method is None else init_method, rank, world_size)
     try:
         groups.init(engine, patience, launch=launch)
     finally:
