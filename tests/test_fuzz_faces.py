@@ -75,6 +75,8 @@ FOUND = [
     Call("dist.shrink_group", ["[]", "shrink_flags=np.ones(2)"]),
     Call("dist.init_process_group", ["init_method=np.ones(2)"]),
     Call("communication.new_group", ["[0]", "backend=np.zeros((0, 3))"]),
+    Call("communication.TCPStore", ["'\\0'", "0", "is_master=True", "timeout=timedelta(0)"]),
+    Call("communication.TCPStore", ["'a' * 70", "0", "is_master=True", "timeout=timedelta(0)"]),
     Call("communication.set_comm_ops_inplace", ["True", "[np.ones((2, 2))]"]),
 ]
 

@@ -49,6 +49,8 @@ class TCPStore:
         ):
             _check(value, kind, name)
         size = 1 if world_size is None else world_size
+        if not _is_name(host_name):
+            raise ArgumentError(f"host_name is {host_name!r}, which is no name of a host")
         if not 0 <= port <= 65535:
             raise ArgumentError(f"port is {port}; it must be between 0 and 65535")
         if size <= 0:
@@ -181,6 +183,14 @@ class _Server(socketserver.ThreadingTCPServer):
     def __init__(self, address: tuple[str, int]) -> None:
         self.table = _Table()
         super().__init__(address, _Handler)
+
+
+def _is_name(host: str) -> bool:
+    """Whether sockets take it as a host at all."""
+    try:
+        return b"\0" not in host.encode("idna")
+    except UnicodeError:
+        return False
 
 
 def _stop(server: _Server, process: int) -> None:
