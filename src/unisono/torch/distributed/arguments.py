@@ -16,6 +16,7 @@ from unisono.errors import ArgumentError, ArgumentTypeError
 
 __all__ = [
     "NON_GROUP_MEMBER",
+    "flag",
     "group_of",
     "handle",
     "is_member",
@@ -152,6 +153,14 @@ def _from_torch(op: Any) -> ReduceOp:
         return ReduceOp.premul_sum(getattr(op, "factor", 1.0))
     found: ReduceOp = getattr(ReduceOp, name)
     return found
+
+
+def flag(value: Any, name: str) -> bool:
+    """Whatever can be true or false; an array cannot."""
+    try:
+        return bool(value)
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(f"{name} must be True or False, got {value!r}") from None
 
 
 def seconds(timeout: timedelta | None) -> float | None:

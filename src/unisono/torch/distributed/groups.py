@@ -122,7 +122,7 @@ def new_group(
     patience = arguments.seconds(timeout)
     world = groups.world()
     chosen = whole_numbers(range(world.size) if ranks is None else ranks, "ranks")
-    made = world.split(sorted(chosen) if sort_ranks else chosen)
+    made = world.split(sorted(chosen) if arguments.flag(sort_ranks, "sort_ranks") else chosen)
     if made.engine is None:
         return None if use_local_synchronization else GroupMember.NON_GROUP_MEMBER
     if patience is not None:
