@@ -85,8 +85,7 @@ PLAIN: list[Any] = [
     [1, [2, ()]],
     (1, [2], (3,)),
     {"a": 1, 2: (3,), (4, 5): None},
-    {1, 2.5},
-    {"two"},
+    {1, "two"},
     frozenset([(1, 2)]),
     collections.OrderedDict([("b", 1), ("a", 2)]),
     np.float64(0.1),
@@ -98,7 +97,7 @@ PLAIN: list[Any] = [
 
 
 @pytest.mark.usefixtures("plain")
-@pytest.mark.parametrize("thing", PLAIN, ids=lambda thing: f"{type(thing).__name__} {thing!r}")
+@pytest.mark.parametrize("thing", PLAIN, ids=lambda thing: type(thing).__name__)
 def test_plain_data_is_kept(thing: Any) -> None:
     data, failure = encode(thing)
     assert failure is None

@@ -74,7 +74,7 @@ dist.init_process_group("shm")
 x = np.ones(8, np.float32)
 for turn in range(5):
     if rank == 1:
-        time.sleep(0.2)
+        time.sleep(0.4)
     dist.barrier()  # late
     works = [dist.all_reduce(np.ones(100_000), async_op=True) for _ in range(3)]
     for work in works:
@@ -103,11 +103,11 @@ def slow(tmp_path: Path, folder: Path) -> Path:
 def test_slow_rank_and_lost_rank(slow: Path, tmp_path: Path) -> None:
     told = findings(slow)
     assert told["failed"] and told["reason"].startswith("PeerLost: rank 2 ")
-    # Rank 1 sleeps five times for 0.2 s before the barrier; nobody else does.
+    # Rank 1 sleeps five times for 0.4 s before the barrier; nobody else does.
     assert told["late_by_rank"][0]["rank"] == 1
-    assert told["late_by_rank"][0]["late"] > 0.6e9
+    assert told["late_by_rank"][0]["late"] > 1.2e9
     assert told["late_by_line"][0]["place"].endswith(line_of(tmp_path, "# late"))
-    assert (told["latest"][0]["verb"], told["latest"][0]["last"]) == ("barrier", 1)
+    assert {(one["verb"], one["last"]) for one in told["latest"]} == {("barrier", 1)}
     assert len(told["latest"]) == 5
     assert told["disagreements"] == []
     states = [rank["state"] for rank in told["ranks"]]
