@@ -12,6 +12,7 @@ import pytest
 import hosts
 import worlds
 from unisono.core import gaps
+from unisono.placement import Port
 
 pytest_plugins = ["pytester"]
 
@@ -64,6 +65,14 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         del os.environ["UNISONO_TRACE"]
     else:
         os.environ["UNISONO_TRACE"] = before
+
+
+@pytest.fixture
+def port() -> Iterator[str]:
+    """A TCP port for the ranks of a test, which no test beside it gets."""
+    held = Port()
+    yield str(held)
+    del held  # not before
 
 
 @pytest.fixture(scope="session")

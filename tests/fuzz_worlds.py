@@ -130,13 +130,16 @@ class World:
         if self.kind == "threads":
             self._processes = [_Process("threads", 0, self.size, self._variables)]
         else:
-            job = Job(self.size)
+            self._job = Job(self.size)  # holds the ranks' port
             self._processes = [
                 _Process(
                     self.kind,
                     rank,
                     self.size,
-                    {**self._variables, **({} if self.kind == "none" else job.variables(rank))},
+                    {
+                        **self._variables,
+                        **({} if self.kind == "none" else self._job.variables(rank)),
+                    },
                 )
                 for rank in range(self.size)
             ]

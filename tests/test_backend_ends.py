@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -325,11 +324,6 @@ def script(tmp_path: Path) -> Callable[..., list[str]]:
     return write
 
 
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return str(server.getsockname()[1])
-
-
 def test_torchrun(script: Callable[..., list[str]], tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     check_job(tmp_path, [*launcher, "--nproc-per-node", "2", *script(leave="pass")])
@@ -339,9 +333,9 @@ def test_unisono_run(script: Callable[..., list[str]], tmp_path: Path) -> None:
     check_job(tmp_path, [sys.executable, "-m", "unisono", "run", "-n", "2", *script()])
 
 
-def test_plain_variables(script: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_plain_variables(script: Callable[..., list[str]], tmp_path: Path, port: str) -> None:
     command = [sys.executable, *script()]
-    check_job(tmp_path, command, command, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+    check_job(tmp_path, command, command, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
 
 
 def test_mp_spawn(script: Callable[..., list[str]], tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -40,10 +39,8 @@ def test_started_by_unisono_run(expected, name):
     assert losses(command, UNISONO_ENGINE=name) == expected
 
 
-def test_started_by_mpiexec(expected):
+def test_started_by_mpiexec(expected, port):
     pytest.importorskip("mpi4py")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
     rank = "OMPI_COMM_WORLD_RANK" if mpi_world.is_open_mpi() else "PMI_RANK"
     words = ["sh", "-c", f'RANK=${rank} exec "$@"', "sh", sys.executable, SCRIPT]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}

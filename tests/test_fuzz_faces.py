@@ -74,6 +74,8 @@ FOUND = [
     Call("dist.shrink_group", ["[[]]"]),
     Call("dist.shrink_group", ["[]", "shrink_flags=np.ones(2)"]),
     Call("dist.new_group", ["[0]", "sort_ranks=np.ones(2)"]),
+    Call("dist.all_reduce", ["np.ones(2)", "async_op=np.ones(2)"]),
+    Call("dist.barrier", ["async_op=np.ones(2)"]),
     Call("dist.init_process_group", ["init_method=np.ones(2)"]),
     Call("communication.new_group", ["[0]", "backend=np.zeros((0, 3))"]),
     Call("communication.TCPStore", ["'\\0'", "0", "is_master=True", "timeout=timedelta(0)"]),

@@ -133,6 +133,24 @@ def test_every_job_has_its_own_name_and_secret(script: Callable[[str], str]) -> 
     assert jobs[0][0] != jobs[1][0] and jobs[0][1] != jobs[1][1]
 
 
+def test_the_port_is_held_for_the_ranks(script: Callable[[str], str]) -> None:
+    """Torch's store takes it as the second does here; nobody gets it as the first would."""
+    body = """
+import socket
+for reuse in (False, True):
+    with socket.socket() as store:
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+        try:
+            store.bind(("", int(os.environ["MASTER_PORT"])))
+            store.listen()
+            print(reuse, "listens")
+        except OSError as error:
+            print(reuse, error.strerror)
+"""
+    done = run("-n", "1", script(body))
+    assert done.stdout == "[0] False Address already in use\n[0] True listens\n"
+
+
 def test_ranks_share_the_launchers_session_and_group(script: Callable[[str], str]) -> None:
     body = (
         "print(os.getsid(0) == os.getsid(os.getppid()), os.getpgid(0) == os.getpgid(os.getppid()))"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from datetime import timedelta
@@ -32,13 +31,10 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("way", ["url", "store"])
-def test_joining_by_address(way: str) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def test_joining_by_address(way: str, port: str) -> None:
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", JOIN, str(port), str(rank), way],
+            [sys.executable, "-c", JOIN, port, str(rank), way],
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -22,7 +22,7 @@ from processes import DEADLINE, wait_until
 from test_faults_start import START, check_started, connect
 from unisono.core.rendezvous import Launch
 from unisono.engines import greeting
-from unisono.placement import Job, _free_port
+from unisono.placement import Job
 
 NOBODY = 65534
 
@@ -418,18 +418,17 @@ dist.destroy_process_group()
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="there is no torch")
-def test_the_torch_backend_opens_no_port_of_its_own(tmp_path: Path) -> None:
+def test_the_torch_backend_opens_no_port_of_its_own(tmp_path: Path, port: str) -> None:
     def seen(method: str) -> list[set[tuple[str, str]]]:
-        with Ranks(2, TORCH.format(method=method), MASTER_PORT=str(port)) as ranks:
+        with Ranks(2, TORCH.format(method=method), MASTER_PORT=port) as ranks:
             assert [ranks[rank].read() for rank in range(2)] == [{"value": [4.0] * 3}] * 2
             return [ports(ranks[rank].pid) for rank in range(2)]
 
-    port = _free_port()
     file = f', init_method="file://{tmp_path}/meeting", rank=rank, world_size=2'
     assert seen(file) == [set(), set()]
     first, second = seen("")
     # Rank 0 serves torch's store, and all ranks are connected with it, from any port.
-    assert ("tcp", str(port)) in first and ("tcp", str(port)) not in second
+    assert ("tcp", port) in first and ("tcp", port) not in second
     assert len(first) == 2 and len(second) == 1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import stat
 import subprocess
 import sys
@@ -56,12 +55,6 @@ def run_two(arguments, **variables):
             process.kill()
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 @pytest.mark.parametrize("empty", [False, True], ids=["new file", "empty file"])
 def test_file(tmp_path, empty):
     path = tmp_path / "meeting"
@@ -81,19 +74,19 @@ def test_a_file_that_nobody_else_reads_is_removed(tmp_path, bare):
     assert not path.exists() and not dist.is_initialized()
 
 
-def test_environment():
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+def test_environment(port):
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     run_two("'cpu:gloo,cuda:nccl', rank=rank, world_size=2", **address)
     run_two("init_method='env://'", WORLD_SIZE="2", **address)
     run_two("rank=rank", WORLD_SIZE="2", **address)
 
 
-def test_address():
-    run_two(f"'nccl', 'tcp://localhost:{free_port()}', rank=rank, world_size=2")
+def test_address(port):
+    run_two(f"'nccl', 'tcp://localhost:{port}', rank=rank, world_size=2")
 
 
-def test_numbers_in_the_call_count_for_more_than_our_launchers():
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+def test_numbers_in_the_call_count_for_more_than_our_launchers(port):
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ours = {"UNISONO_RANK": "0", "UNISONO_SIZE": "1", "UNISONO_JOB": "another"}
     run_two("rank=rank, world_size=2", **address, **ours)
 

@@ -22,7 +22,7 @@ import pytest
 
 from processes import DEADLINE
 from test_rendezvous import mpiexec
-from unisono.placement import _free_port
+from unisono.placement import Port
 
 #: A rank waits for a line with its value, joins, and sums the values of its job many times.
 BODY = """
@@ -82,7 +82,8 @@ class Jobs:
 
     def __init__(self) -> None:
         self.ranks: dict[str, Started] = {}
-        self._port = str(_free_port())
+        self._held = Port()
+        self._port = str(self._held)
 
     def add(
         self,
@@ -289,7 +290,7 @@ def test_a_second_rank_of_one_number(jobs: Jobs) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["unisono run", "torchrun", "mpiexec"])
-def test_launchers_tell_their_jobs_apart(launcher: str, tmp_path: Path) -> None:
+def test_launchers_tell_their_jobs_apart(launcher: str, tmp_path: Path, port: str) -> None:
     commands = {
         "unisono run": [sys.executable, "-m", "unisono", "run", "-n", "3"],
         "torchrun": [
@@ -308,7 +309,7 @@ def test_launchers_tell_their_jobs_apart(launcher: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     # Values come from a file for each job: the command lines are alike.
     script.write_text(BODY.replace("sys.stdin.readline()", 'open("value").read()'))
-    port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     running = []
     for name, value in VALUES.items():
         folder = tmp_path / name
@@ -317,7 +318,11 @@ def test_launchers_tell_their_jobs_apart(launcher: str, tmp_path: Path) -> None:
         command = [*commands[launcher], str(script)]
         running.append(
             subprocess.Popen(
-                command, cwd=folder, env={**os.environ, **port}, stdout=subprocess.PIPE, text=True
+                command,
+                cwd=folder,
+                env={**os.environ, **address},
+                stdout=subprocess.PIPE,
+                text=True,
             )
         )
     for job, value in zip(running, VALUES.values(), strict=True):
@@ -341,15 +346,15 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("way", ["spawn", "fork"])
-def test_programs_that_start_their_own_ranks(way: str, tmp_path: Path) -> None:
+def test_programs_that_start_their_own_ranks(way: str, tmp_path: Path, port: str) -> None:
     body = BODY.replace("value = float(sys.stdin.readline())", "")
     (tmp_path / "body.py").write_text(body)
     (tmp_path / "parent.py").write_text(PARENT)
-    port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     running = [
         subprocess.Popen(
             [sys.executable, str(tmp_path / "parent.py"), str(tmp_path / "body.py"), way, str(v)],
-            env={**os.environ, **port},
+            env={**os.environ, **address},
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -10,8 +10,6 @@ import contextlib
 import multiprocessing
 import os
 import pickle
-import secrets
-import socket
 import threading
 import time
 import traceback
@@ -22,6 +20,7 @@ from typing import Any
 from unisono.core import groups, registry
 from unisono.engines.threads import threads_world
 from unisono.errors import PeerLost
+from unisono.placement import Job
 
 DEADLINE = 60.0  # seconds for any one function
 _PATIENCE = 40.0  # seconds that an engine waits: less, because its own report says more
@@ -162,22 +161,11 @@ class _Pool:
     def __init__(self, engine: str, n: int, timeout: float) -> None:
         self.n = n
         context = multiprocessing.get_context("spawn")
-        job, secret = f"test-{secrets.token_hex(8)}", secrets.token_hex(32)
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
+        self._job = Job(n)  # holds the ranks' port
         self.pipes: list[Connection] = []
         self.processes = []
         for rank in range(n):
-            variables = {
-                "UNISONO_RANK": str(rank),
-                "UNISONO_SIZE": str(n),
-                "UNISONO_LOCAL_RANK": str(rank),
-                "UNISONO_LOCAL_SIZE": str(n),
-                "UNISONO_JOB": job,
-                "UNISONO_SECRET": secret,
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            }
+            variables = self._job.variables(rank)
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_serve, args=(theirs, engine, timeout, variables), daemon=True

@@ -46,7 +46,7 @@ class Contestant:
 
     def __init__(self, name: str, ranks: int, module: str) -> None:
         self.name = name
-        job = Job(ranks)
+        self._job = Job(ranks)  # holds the ranks' port
         blocks = core_blocks(ranks)
         parent = os.getpid()
         self._ranks: list[subprocess.Popen[str]] = []
@@ -63,7 +63,7 @@ class Contestant:
             self._ranks.append(
                 subprocess.Popen(
                     [sys.executable, "-m", module, name],
-                    env={**os.environ, **_KEEP_MEMORY, **job.variables(rank)},
+                    env={**os.environ, **_KEEP_MEMORY, **self._job.variables(rank)},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,

@@ -77,7 +77,8 @@ def run(
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         output = Output(log_dir)
-        ranks = _start(words, extra, output, core_blocks(len(words)) if bind else None)
+        job = Job(len(words))  # holds the ranks' port until they have ended
+        ranks = _start(job, words, extra, output, core_blocks(job.size) if bind else None)
         output.start()
         watch = _Watch(ranks, output, signals)
         watch.until_all_ended()
@@ -89,14 +90,13 @@ def run(
 
 
 def _start(
+    job: Job,
     words: Sequence[Sequence[str]],
     extra: dict[str, str],
     output: Output,
     blocks: list[set[int]] | None,
 ) -> list[subprocess.Popen[bytes]]:
     """Start one rank for each command line, or none."""
-    n = len(words)
-    job = Job(n)
     launcher = os.getpid()
 
     def prepare(cores: set[int] | None) -> None:
@@ -129,7 +129,9 @@ def _start(
         for process in ranks:
             process.kill()
             process.wait()
-        raise LaunchError(f"rank {len(ranks)} of {n} could not be started: {error}") from error
+        raise LaunchError(
+            f"rank {len(ranks)} of {job.size} could not be started: {error}"
+        ) from error
     return ranks
 
 

@@ -7,20 +7,32 @@ import os
 import secrets
 import signal
 import socket
+import weakref
 from dataclasses import dataclass, field
 
-__all__ = ["Job", "core_blocks", "die_with_parent", "ended", "ending"]
+__all__ = ["Job", "Port", "core_blocks", "die_with_parent", "ended", "ending"]
 
 _PR_SET_PDEATHSIG = 1
 # Loaded here, because a child between fork and exec must not load anything.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+class Port:
+    """A TCP port of this host that is nobody else's while this object lives.
+
+    It is bound but not listened at. A rank can still listen there, for stores ask to reuse
+    addresses; to a program that asks for any free port, or for a connection, it is never given.
+    """
+
+    def __init__(self) -> None:
+        with socket.socket() as held:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("", 0))
+            self.number: int = held.getsockname()[1]
+            weakref.finalize(self, os.close, held.detach())
+
+    def __str__(self) -> str:
+        return str(self.number)
 
 
 @dataclass(frozen=True)
@@ -30,7 +42,7 @@ class Job:
     size: int
     name: str = field(default_factory=lambda: secrets.token_hex(16))
     secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
-    port: int = field(default_factory=_free_port)
+    port: Port = field(default_factory=Port, repr=False)
 
     def variables(self, rank: int) -> dict[str, str]:
         """What the rank finds in its environment, in our words and in torchrun's."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from unisono.mindspore import ops  # noqa: E402
 from unisono.mindspore.communication import get_rank  # noqa: E402
 from unisono.mindspore.mint import distributed as mint  # noqa: E402
 from unisono.mindspore.ops import communication  # noqa: E402
+from unisono.placement import Port  # noqa: E402
 
 places = pytest.mark.parametrize("place", ["threads", "shm"])
 
@@ -174,21 +174,16 @@ with open(sys.argv[1] + str(rank), "w") as file:
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def run_job(program: str, answers: Path) -> list[dict[str, Any]]:
     """Two workers and the scheduler, as msrun would start them."""
     script = answers.with_suffix(".py")
     script.write_text(program)
+    held = Port()
     common = {
         **os.environ,
         "MS_WORKER_NUM": "2",
         "MS_SCHED_HOST": "127.0.0.1",
-        "MS_SCHED_PORT": str(free_port()),
+        "MS_SCHED_PORT": str(held),
         "GLOG_v": "3",
         "PYTHONPATH": str(Path(unisono.__file__).parents[1]),  # absolute: the ranks run elsewhere
     }

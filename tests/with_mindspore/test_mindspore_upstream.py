@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -332,11 +331,8 @@ def rounded(numbers: list[int], dtype_name: str) -> list[float]:
 # ---- both in one process, each with a world ------------------------------------------------------
 
 
-def test_beside_mindspore_in_a_world(tmp_path):
+def test_beside_mindspore_in_a_world(tmp_path, port):
     """MindSpore has a world only where msrun has started it, so this is a job of its own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     here = Path(__file__).parent
     programs = Path(sys.executable).parent
     # The job runs elsewhere, and has to find this interpreter and this unisono.

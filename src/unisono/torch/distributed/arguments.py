@@ -16,6 +16,7 @@ from unisono.errors import ArgumentError, ArgumentTypeError
 
 __all__ = [
     "NON_GROUP_MEMBER",
+    "blocking",
     "flag",
     "group_of",
     "handle",
@@ -161,6 +162,11 @@ def flag(value: Any, name: str) -> bool:
         return bool(value)
     except (TypeError, ValueError):
         raise ArgumentTypeError(f"{name} must be True or False, got {value!r}") from None
+
+
+def blocking(async_op: Any) -> bool:
+    """Whether the caller waits within the call."""
+    return async_op is False or not flag(async_op, "async_op")
 
 
 def seconds(timeout: timedelta | None) -> float | None:

@@ -44,7 +44,7 @@ def all_reduce(
     if members is None:
         return None
     operator = arguments.operator(op, data)
-    work = dispatch.start("all_reduce", members, not async_op, data, data, operator)
+    work = dispatch.start("all_reduce", members, arguments.blocking(async_op), data, data, operator)
     return arguments.handle(work, async_op, [tensor])
 
 
@@ -61,7 +61,9 @@ def all_reduce_coalesced(
     operator = arguments.operator(op, parts[0])
     source, _ = lists.join_in(parts)
     landing, _ = lists.land_in(parts)
-    work = dispatch.start("all_reduce", members, not async_op, source, landing, operator)
+    work = dispatch.start(
+        "all_reduce", members, arguments.blocking(async_op), source, landing, operator
+    )
     return arguments.handle(work, async_op, list(every))
 
 
@@ -79,7 +81,7 @@ def broadcast(
         return None
     root = arguments.root(members, src, group_src, "src")
     source = data if members.rank == root else None
-    work = dispatch.start("broadcast", members, not async_op, source, data, root)
+    work = dispatch.start("broadcast", members, arguments.blocking(async_op), source, data, root)
     return arguments.handle(work, async_op, [tensor])
 
 
@@ -99,7 +101,9 @@ def reduce(
     root = arguments.root(members, dst, group_dst, "dst")
     target = data if members.rank == root else None
     operator = arguments.operator(op, data)
-    work = dispatch.start("reduce", members, not async_op, data, target, operator, root)
+    work = dispatch.start(
+        "reduce", members, arguments.blocking(async_op), data, target, operator, root
+    )
     return arguments.handle(work, async_op, [tensor])
 
 
@@ -115,7 +119,9 @@ def all_gather(
         return None
     _check_entries(members, tensor_list, tensor, "tensor_list")
     landing, counts = lists.land_in(parts)
-    work = dispatch.start("all_gather", members, not async_op, source, landing, counts)
+    work = dispatch.start(
+        "all_gather", members, arguments.blocking(async_op), source, landing, counts
+    )
     return arguments.handle(work, async_op, list(tensor_list))
 
 
@@ -128,7 +134,7 @@ def all_gather_single(
     members = arguments.members(group, "all_gather_single")
     if members is None:
         return None
-    work = dispatch.start("all_gather", members, not async_op, source, target, None)
+    work = dispatch.start("all_gather", members, arguments.blocking(async_op), source, target, None)
     return arguments.handle(work, async_op, [output_tensor])
 
 
@@ -160,7 +166,9 @@ def all_gather_coalesced(
     source, _ = lists.join_in(inputs)
     landing, _ = lists.land_in(flat)
     counts = [sum(part.count for part in row) for row in rows]
-    work = dispatch.start("all_gather", members, not async_op, source, landing, counts)
+    work = dispatch.start(
+        "all_gather", members, arguments.blocking(async_op), source, landing, counts
+    )
     outputs = [tensor for row in output_tensor_lists for tensor in row]
     return arguments.handle(work, async_op, outputs)
 
@@ -186,7 +194,9 @@ def gather(
     if gather_list:
         _check_entries(members, gather_list, tensor, "gather_list")
         landing, counts = lists.land_in(parts)
-    work = dispatch.start("gather", members, not async_op, source, landing, root, counts)
+    work = dispatch.start(
+        "gather", members, arguments.blocking(async_op), source, landing, root, counts
+    )
     return arguments.handle(work, async_op, list(gather_list or ()))
 
 
@@ -211,7 +221,9 @@ def scatter(
     if scatter_list:
         _check_entries(members, scatter_list, tensor, "scatter_list")
         source, counts = lists.join_in(parts)
-    work = dispatch.start("scatter", members, not async_op, source, target, root, counts)
+    work = dispatch.start(
+        "scatter", members, arguments.blocking(async_op), source, target, root, counts
+    )
     return arguments.handle(work, async_op, [tensor])
 
 
@@ -232,7 +244,9 @@ def reduce_scatter(
     _check_entries(members, input_list, output, "input_list")
     operator = arguments.operator(op, target)
     source, counts = lists.join_in(parts)
-    work = dispatch.start("reduce_scatter", members, not async_op, source, target, operator, counts)
+    work = dispatch.start(
+        "reduce_scatter", members, arguments.blocking(async_op), source, target, operator, counts
+    )
     return arguments.handle(work, async_op, [output])
 
 
@@ -250,7 +264,9 @@ def reduce_scatter_single(
     if members is None:
         return None
     operator = arguments.operator(op, source)
-    work = dispatch.start("reduce_scatter", members, not async_op, source, target, operator, None)
+    work = dispatch.start(
+        "reduce_scatter", members, arguments.blocking(async_op), source, target, operator, None
+    )
     return arguments.handle(work, async_op, [output])
 
 
@@ -280,7 +296,9 @@ def all_to_all(
     arguments.one_dtype([*outputs, *inputs])
     source, sends = lists.join_in(inputs)
     landing, receives = lists.land_in(outputs)
-    work = dispatch.start("all_to_all", members, not async_op, source, landing, sends, receives)
+    work = dispatch.start(
+        "all_to_all", members, arguments.blocking(async_op), source, landing, sends, receives
+    )
     return arguments.handle(work, async_op, list(output_tensor_list))
 
 
@@ -300,7 +318,9 @@ def all_to_all_single(
     arguments.one_dtype([target, source])
     sends = _counts(members, input, source, input_split_sizes, "input")
     receives = _counts(members, output, target, output_split_sizes, "output")
-    work = dispatch.start("all_to_all", members, not async_op, source, target, sends, receives)
+    work = dispatch.start(
+        "all_to_all", members, arguments.blocking(async_op), source, target, sends, receives
+    )
     return arguments.handle(work, async_op, [output])
 
 
@@ -315,7 +335,7 @@ def barrier(
     if members is None:
         return None
     with dispatch.deadline(members, arguments.seconds(timeout)):
-        work = dispatch.start("barrier", members, not async_op)
+        work = dispatch.start("barrier", members, arguments.blocking(async_op))
     return arguments.handle(work, async_op, [])
 
 
