@@ -78,7 +78,12 @@ def root(group: Group, world_rank: int | None, group_rank: int | None, name: str
             f"give either {name}, a rank of the world, or group_{name}, a rank of the group"
         )
     if group_rank is not None:
-        return whole_number(group_rank, f"group_{name}")
+        rank = whole_number(group_rank, f"group_{name}")
+        if not 0 <= rank < group.size:
+            raise ArgumentError(
+                f"group_{name} {rank} is not in group {group.name!r} of {group.size} ranks"
+            )
+        return rank
     rank = whole_number(world_rank, name)
     if rank not in group.ranks:
         raise ArgumentError(
@@ -160,8 +165,8 @@ def flag(value: Any, name: str) -> bool:
     """Whatever can be true or false; an array cannot."""
     try:
         return bool(value)
-    except (TypeError, ValueError):
-        raise ArgumentTypeError(f"{name} must be True or False, got {value!r}") from None
+    except Exception as error:  # each kind of array has its own
+        raise ArgumentTypeError(f"{name} must be True or False, got {value!r}") from error
 
 
 def blocking(async_op: Any) -> bool:

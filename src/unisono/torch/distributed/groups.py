@@ -120,11 +120,12 @@ def new_group(
     """
     check_backend(backend)
     patience = arguments.seconds(timeout)
+    local = arguments.flag(use_local_synchronization, "use_local_synchronization")
     world = groups.world()
     chosen = whole_numbers(range(world.size) if ranks is None else ranks, "ranks")
     made = world.split(sorted(chosen) if arguments.flag(sort_ranks, "sort_ranks") else chosen)
     if made.engine is None:
-        return None if use_local_synchronization else GroupMember.NON_GROUP_MEMBER
+        return None if local else GroupMember.NON_GROUP_MEMBER
     if patience is not None:
         made.engine.timeout = patience
     return made
