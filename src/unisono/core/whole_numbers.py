@@ -18,8 +18,8 @@ def whole_number(value: Any, name: str) -> int:
     """
     try:
         return index(value)
-    except TypeError:
-        raise ArgumentTypeError(f"{name} must be a whole number, got {value!r}") from None
+    except Exception as error:  # tensors without data have their own
+        raise ArgumentTypeError(f"{name} must be a whole number, got {value!r}") from error
 
 
 def whole_numbers(values: Any, name: str) -> list[int]:
@@ -30,5 +30,5 @@ def whole_numbers(values: Any, name: str) -> list[int]:
     """
     try:
         return [index(value) for value in values]
-    except TypeError:
-        raise ArgumentTypeError(f"{name} must be whole numbers, got {values!r}") from None
+    except Exception as error:
+        raise ArgumentTypeError(f"{name} must be whole numbers, got {values!r}") from error

@@ -117,7 +117,9 @@ class Broadcast(_Primitive):
     def __call__(self, input_x: Any) -> Any:
         """Return a tuple for a tuple or list of tensors, and a tensor for a tensor."""
         if isinstance(input_x, list | tuple):
-            return tuple(self(tensor) for tensor in input_x)
+            return tuple(
+                comm_func.broadcast(tensor, self.root_rank, self.group) for tensor in input_x
+            )
         return comm_func.broadcast(input_x, self.root_rank, self.group)
 
 
@@ -358,7 +360,8 @@ class BatchISendIRecv(_Primitive):
                 entry = comm_func.P2POp(kind, next(outgoing), peer, self.group)
             else:
                 shape, dtype = next(incoming)
-                entry = comm_func.P2POp(kind, tuple(shape), peer, self.group, recv_dtype=dtype)
+                lengths = tuple(whole_numbers(shape, "receive_shapes"))
+                entry = comm_func.P2POp(kind, lengths, peer, self.group, recv_dtype=dtype)
             batch.append(entry)
         return comm_func.batch_isend_irecv(batch)
 
