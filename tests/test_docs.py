@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from unisono.core import gaps, registry
+from unisono.core import registry
+from unisono.engines import gaps
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

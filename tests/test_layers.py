@@ -68,7 +68,9 @@ def within(name: str, allowed: set[str]) -> bool:
 
 
 def test_the_walk_sees_the_package():
-    assert {"unisono.core.dispatch", "unisono.engines.threads", "unisono.errors"} <= set(MODULES)
+    assert {"unisono.core.dispatch", "unisono.engines.threads.engine", "unisono.errors"} <= set(
+        MODULES
+    )
     assert "unisono.core.buffers" in imports(
         tree_of("unisono.core.dispatch"), inside_functions=False, for_types=False
     )

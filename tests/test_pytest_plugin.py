@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-import worlds
+from tests.helpers import worlds
 
 pytestmark = pytest.mark.needs("spawn")
 

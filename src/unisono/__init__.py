@@ -15,7 +15,7 @@ from unisono.errors import (
     UnisonoError,
     Unsupported,
 )
-from unisono.launch import spawn
+from unisono.launch.spawn import spawn
 
 __all__ = [
     "ArgumentError",

@@ -11,19 +11,28 @@ from collections.abc import Sequence
 
 import unisono
 from unisono.errors import UnisonoError
-from unisono.parts import split
+from unisono.launch.job_spec import split
 
 __all__ = ["main"]
 
 #: Each command: the module that has its `configure(parser)` and `main(arguments)`, and its help.
 _COMMANDS = {
-    "run": ("unisono.launch", "start a script on several ranks of this host"),
-    "demo": ("unisono.demo", "show the collectives in both dialects on four ranks"),
-    "bench": ("unisono.bench", "measure collectives, faces or DDP, beside their peers"),
-    "diff": ("unisono.diff", "show one collective in both dialects, side by side"),
-    "doctor": ("unisono.doctor", "tell which engines and frameworks run here, and why not"),
-    "top": ("unisono.top", "show a running job: where each rank is, and for whom it waits"),
-    "trace": ("unisono.trace", "show a recorded run: who came late, and a timeline"),
+    "run": ("launch.run", "start a script on several ranks of this host"),
+    "demo": ("tools.demo.command", "show the collectives in both dialects on four ranks"),
+    "bench": (
+        "tools.bench.command",
+        "measure collectives, faces or DDP, beside their peers",
+    ),
+    "diff": ("tools.diff.command", "show one collective in both dialects, side by side"),
+    "doctor": (
+        "tools.doctor.command",
+        "tell which engines and frameworks run here, and why not",
+    ),
+    "top": (
+        "tools.top.command",
+        "show a running job: where each rank is, and for whom it waits",
+    ),
+    "trace": ("tools.trace.command", "show a recorded run: who came late, and a timeline"),
 }
 
 
@@ -41,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Abbreviations would take flags that somebody meant for a script.
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         if name == asked:
-            module = importlib.import_module(module_name)
+            module = importlib.import_module(f"unisono.{module_name}")
             module.configure(command)
             command.set_defaults(main=module.main)
     # A job may have several parts, divided by lone colons; argparse sees one at a time.

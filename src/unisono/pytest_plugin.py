@@ -132,7 +132,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = pyfuncitem._fixtureinfo.argnames
     call = functools.partial(pyfuncitem.obj, **{name: pyfuncitem.funcargs[name] for name in names})
     if ranks.engine == "threads":
-        from unisono.spawning import spawn
+        from unisono.launch.spawn import spawn
 
         spawn(call, ranks.n, engine="threads", timeout=ranks.timeout)
         return True
@@ -182,7 +182,7 @@ def pytest_load_initial_conftests() -> None:
     """Before anything of the user's runs, make sure that we die with the parent."""
     place = _place()
     if place is not None:
-        from unisono.placement import die_with_parent
+        from unisono.launch.process import die_with_parent
 
         die_with_parent(place["parent"])
 
@@ -231,7 +231,7 @@ def _run(item: pytest.Item, ranks: _Ranks) -> list[pytest.TestReport]:
     """Run the test on processes and return its reports, one for each phase."""
     import subprocess
 
-    from unisono.placement import Job
+    from unisono.launch.process import Job
 
     job = Job(ranks.n)
     show = item.config.getoption("capture") == "no"
@@ -329,7 +329,7 @@ class _Outcome:
                 reports["setup"] = _failure(item, "setup", report.longrepr)
         owes = "teardown" not in reports and not any(report.failed for report in reports.values())
         if owes:
-            from unisono.placement import ending
+            from unisono.launch.process import ending
 
             when = "call" if "setup" in reports else "setup"
             output = (folder / f"{rank}.output").read_text(errors="replace")[-_TAIL:]

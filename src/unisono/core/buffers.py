@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from unisono.core import dtypes
+from unisono.core.arguments import whole_numbers
 from unisono.core.dtypes import DType
 from unisono.core.engine import Work
-from unisono.core.whole_numbers import whole_numbers
 from unisono.errors import ArgumentError, ArgumentTypeError, Unsupported
 
 __all__ = [

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from unisono.core import buffers, rendezvous
+from unisono.core import buffers, environment
+from unisono.core.arguments import whole_number
 from unisono.core.buffers import Buffer
 from unisono.core.engine import DONE, Counts, Engine, ReduceOp, Work
 from unisono.core.groups import Group
-from unisono.core.whole_numbers import whole_number
 from unisono.errors import ArgumentError, ArgumentTypeError, NotReady, UnisonoError, Unsupported
 
 __all__ = ["deadline", "start"]
@@ -56,7 +56,7 @@ def deadline(group: Group, seconds: float | None) -> Iterator[None]:
     if engine is None or seconds is None:
         yield
         return
-    before, engine.timeout = engine.timeout, rendezvous.timeout(seconds)
+    before, engine.timeout = engine.timeout, environment.timeout(seconds)
     try:
         yield
     finally:

@@ -18,7 +18,7 @@ from unisono.errors import ArgumentError, CommTimeout, UnisonoError, Unsupported
 
 if TYPE_CHECKING:
     from unisono.core.buffers import Buffer
-    from unisono.core.rendezvous import Launch
+    from unisono.core.environment import Launch
     from unisono.core.trace import Rank
 
 __all__ = ["DONE", "Counts", "Engine", "ReduceOp", "Work"]

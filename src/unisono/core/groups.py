@@ -11,10 +11,10 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from unisono.core import registry, rendezvous
+from unisono.core import environment, registry
+from unisono.core.arguments import whole_numbers
 from unisono.core.engine import Engine
-from unisono.core.rendezvous import Launch
-from unisono.core.whole_numbers import whole_numbers
+from unisono.core.environment import Launch
 from unisono.errors import ArgumentError, NotReady
 
 __all__ = [
@@ -206,12 +206,12 @@ def init(
             raise NotReady("the world is initialised already; close it first")
         state.claimed = True
         return state.world
-    launch = launch or rendezvous.find()
+    launch = launch or environment.find()
     if _forked and launch == _launch and launch.size > 1:
         raise NotReady(_FORKED)  # the parent has that place, and nobody else will come
     chosen = registry.choose(engine, launch)
     _launch = launch
-    return install(chosen.open(launch, rendezvous.timeout(timeout)), claimed=claimed)
+    return install(chosen.open(launch, environment.timeout(timeout)), claimed=claimed)
 
 
 def install(engine: Engine, *, in_thread: bool = False, claimed: bool = True) -> Group:

@@ -6,7 +6,7 @@ import os
 from importlib.metadata import EntryPoint, entry_points
 
 from unisono.core.engine import Engine
-from unisono.core.rendezvous import Launch
+from unisono.core.environment import Launch
 from unisono.errors import ArgumentError, LaunchError
 
 __all__ = ["available", "choose", "load", "names"]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.core import buffers, dispatch
+from unisono.core.arguments import whole_numbers
 from unisono.core.buffers import Buffer
 from unisono.core.groups import Group
-from unisono.core.whole_numbers import whole_numbers
 from unisono.errors import ArgumentError, ArgumentTypeError
 from unisono.mindspore._checks import CommHandle, check_bool, handle_of, rows, shape_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from unisono.core import buffers, lists
+from unisono.core import buffers, packing
 from unisono.errors import ArgumentTypeError
 from unisono.mindspore._calls import check_dtypes, check_list, run
 from unisono.mindspore._checks import (
@@ -26,7 +26,7 @@ def all_gather(
     team = resolve_group(group)
     shapes = check_list(tensor_list, "tensor_list", team.size)
     source = buffers.view(tensor)
-    landing, counts = lists.land(tensor_list)
+    landing, counts = packing.land(tensor_list)
     if team.rank >= 0:
         _check_entry(tensor, shapes[team.rank], "tensor", "tensor_list")
     return run("all_gather", team, async_op, tensor_list, source, landing, counts)
@@ -43,7 +43,7 @@ def reduce_scatter(
     team = resolve_group(group)
     shapes = check_list(input_list, "input_list", team.size)
     target = buffers.view(output)
-    source, counts = lists.join(input_list)
+    source, counts = packing.join(input_list)
     if team.rank >= 0:
         _check_entry(output, shapes[team.rank], "output", "input_list")
     return run("reduce_scatter", team, async_op, output, source, target, operator(op), counts)
@@ -64,7 +64,7 @@ def gather(
         return run("gather", team, async_op, gather_list, source, None, root, None)
     shapes = check_list(gather_list, "gather_list", team.size)
     _check_entry(tensor, shapes[0], "tensor", "gather_list")
-    landing, counts = lists.land(gather_list)
+    landing, counts = packing.land(gather_list)
     return run("gather", team, async_op, gather_list, source, landing, root, counts)
 
 
@@ -83,7 +83,7 @@ def scatter(
         return run("scatter", team, async_op, tensor, None, target, root, None)
     shapes = check_list(scatter_list, "scatter_list", team.size)
     _check_entry(tensor, shapes[0], "tensor", "scatter_list")
-    source, counts = lists.join(scatter_list)
+    source, counts = packing.join(scatter_list)
     return run("scatter", team, async_op, tensor, source, target, root, counts)
 
 
@@ -97,8 +97,8 @@ def all_to_all(
     team = resolve_group(group)
     check_list(input_tensor_list, "input_tensor_list")
     check_list(output_tensor_list, "output_tensor_list")
-    source, sends = lists.join(input_tensor_list)
-    landing, receives = lists.land(output_tensor_list)
+    source, sends = packing.join(input_tensor_list)
+    landing, receives = packing.land(output_tensor_list)
     check_dtypes(source, landing)
     return run("all_to_all", team, async_op, output_tensor_list, source, landing, sends, receives)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from unisono.core import groups, registry, rendezvous
+from unisono.core import environment, groups, registry
 from unisono.errors import ArgumentError, ArgumentTypeError, LaunchError, UnisonoError
 from unisono.mindspore._checks import check_integer
 from unisono.mindspore._store import TCPStore
@@ -90,7 +90,7 @@ def init_process_group(
         if not groups.is_initialized():
             launch = _launch(host, port, rank, world_size)
             chosen = registry.choose(engine, launch)
-            groups.install(chosen.open(launch, rendezvous.timeout(seconds)), claimed=False)
+            groups.install(chosen.open(launch, environment.timeout(seconds)), claimed=False)
     elif not groups.is_initialized():
         # Left unclaimed, so that the PyTorch face may init in the same process.
         groups.init(engine, seconds, claimed=False)
@@ -197,10 +197,10 @@ def _address(url: str | None) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-def _launch(host: str, port: int, rank: int, size: int) -> rendezvous.Launch:
+def _launch(host: str, port: int, rank: int, size: int) -> environment.Launch:
     """What torchrun would have written into the environment says the same thing."""
     told = {name: os.environ[name] for name in _LOCAL if name in os.environ}
-    return rendezvous.find(
+    return environment.find(
         {
             "RANK": str(rank),
             "WORLD_SIZE": str(size),

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from unisono.core import buffers, dispatch, lists
+from unisono.core import buffers, dispatch, packing
+from unisono.core.arguments import whole_numbers
 from unisono.core.groups import Group
-from unisono.core.whole_numbers import whole_numbers
 from unisono.errors import ArgumentError, ArgumentTypeError
 from unisono.mindspore._checks import (
     CommHandle,
@@ -38,12 +38,12 @@ def all_to_all_with_output_shape(
     if not isinstance(output_shape_list, list | tuple):
         raise ArgumentTypeError(f"output_shape_list must be a list, got {output_shape_list!r}")
     shapes = [_asked(entry) for entry in output_shape_list]
-    source, sends = lists.join(input_tensor_list)
+    source, sends = packing.join(input_tensor_list)
     members = resolve_group(group)
     _one_for_each(shapes, members.size, "output_shape_list")
     _one_for_each(sends, members.size, "input_tensor_list")
     outs = [buffers.output_like(input_tensor_list[0], shape) for shape in shapes]
-    landing, receives = lists.land_in([out.buffer for out in outs])
+    landing, receives = packing.land_in([out.buffer for out in outs])
     work = dispatch.start("all_to_all", members, not async_op, source, landing, sends, receives)
     result = tuple(out.finish(work) for out in outs)
     return result, handle_of(work, result, async_op)

@@ -10,7 +10,7 @@ import logging
 import os
 from typing import Any
 
-from unisono.core import groups, registry, rendezvous
+from unisono.core import environment, groups, registry
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError, LaunchError, NotReady
 from unisono.mindspore._checks import UnknownName, check_integer, resolve_group, root_in_group
@@ -216,7 +216,7 @@ def _here(members: Group) -> list[int]:
     """The world ranks of this host, in group order; launchers number each host's ranks in a row."""
     world = groups.world()
     try:
-        launch = rendezvous.find()
+        launch = environment.find()
     except LaunchError:
         return list(members.ranks)  # not joined by a launcher, so spawned on this host
     if launch.one_host or (launch.rank, launch.size) != (world.rank, world.size):

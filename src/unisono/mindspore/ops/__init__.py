@@ -12,9 +12,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from unisono.core import buffers, dispatch, lists
+from unisono.core import buffers, dispatch, packing
+from unisono.core.arguments import whole_numbers
 from unisono.core.groups import Group
-from unisono.core.whole_numbers import whole_numbers
 from unisono.errors import ArgumentError, ArgumentTypeError
 from unisono.mindspore._checks import (
     ReduceOp,
@@ -199,7 +199,7 @@ class AlltoAll(_Primitive):
         source = buffers.view(input_x)
         # Blocks lie scattered in memory unless the first dimension is cut, so NumPy packs them.
         cut = np.split(source.array.reshape(shape), members.size, axis=split)
-        packed, counts = lists.join([np.ascontiguousarray(part) for part in cut])
+        packed, counts = packing.join([np.ascontiguousarray(part) for part in cut])
         came = np.empty(sum(counts), source.dtype.numpy)
         dispatch.start("all_to_all", members, True, packed, buffers.view(came), counts, counts)
         blocks = came.reshape(members.size, *block)

@@ -16,7 +16,6 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
-
 from unisono.core.engine import Work
 
 __all__ = ["Future", "Line", "current_line", "for_cpp", "for_python", "in_a_thread"]

@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
 from unisono.core import buffers, dispatch
 from unisono.core.engine import ReduceOp, Work
 from unisono.errors import ArgumentError
 from unisono.torch.backend import sparse
-from unisono.torch.backend.compiling import leave_alone
-from unisono.torch.backend.membership import Membership
+from unisono.torch.backend.dynamo import leave_alone
+from unisono.torch.backend.group_base import Membership
 from unisono.torch.backend.works import FINISHED, Message, Pending, Together
 from unisono.torch.distributed import collectives, point_to_point
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch.distributed as dist
-
-from unisono.core import hosts, registry, rendezvous
+from unisono.core import environment, registry, rendezvous
 from unisono.core.groups import WORLD_NAMES, Group
-from unisono.torch.backend import beside
+from unisono.torch.backend import nccl
 from unisono.torch.backend.process_group import UnisonoGroup
 
 __all__ = ["create"]
@@ -22,14 +21,14 @@ def create(options: Any, backend_options: Any) -> UnisonoGroup:
         core = world.split_core(ranks, options.group_id, options.timeout)
     else:
         core = _open(options)
-    kind = beside.GroupWithNccl if beside.is_there() else UnisonoGroup
+    kind = nccl.GroupWithNccl if nccl.is_there() else UnisonoGroup
     return kind(core, options.store, options.timeout, backend_options)
 
 
 def _open(options: Any) -> Group:
     """A world of its own: torch's default group, or a group beside another backend's."""
-    launch = hosts.meet(options.store, options.group_rank, options.group_size, "torch's store")
-    timeout = rendezvous.timeout(options.timeout.total_seconds())
+    launch = rendezvous.meet(options.store, options.group_rank, options.group_size, "torch's store")
+    timeout = environment.timeout(options.timeout.total_seconds())
     engine = registry.choose(None, launch).open(launch, timeout)
     ranks = options.global_ranks_in_group or range(engine.size)
     name = options.group_id if options.global_ranks_in_group else WORLD_NAMES[0]

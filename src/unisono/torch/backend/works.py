@@ -7,10 +7,9 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-
 from unisono.core.engine import Work
 from unisono.torch.backend import futures
-from unisono.torch.backend.compiling import leave_alone
+from unisono.torch.backend.dynamo import leave_alone
 from unisono.torch.backend.futures import Line
 
 __all__ = ["FINISHED", "Message", "Pending", "Together"]

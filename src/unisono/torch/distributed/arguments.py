@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from unisono.core import buffers, groups, rendezvous
+from unisono.core import buffers, environment, groups
+from unisono.core.arguments import whole_number
 from unisono.core.buffers import Buffer
 from unisono.core.engine import ReduceOp, Work
 from unisono.core.groups import Group
-from unisono.core.whole_numbers import whole_number
 from unisono.errors import ArgumentError, ArgumentTypeError
 
 __all__ = [
@@ -180,7 +180,7 @@ def seconds(timeout: timedelta | None) -> float | None:
         return None
     if not isinstance(timeout, timedelta):
         raise ArgumentTypeError(f"expected timeout to be a datetime.timedelta, got {timeout!r}")
-    return rendezvous.timeout(timeout.total_seconds())
+    return environment.timeout(timeout.total_seconds())
 
 
 def handle(work: Work, async_op: bool, tensors: list[Any]) -> Work | None:

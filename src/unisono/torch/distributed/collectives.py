@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from unisono.core import dispatch, lists, rendezvous
+from unisono.core import dispatch, environment, packing
+from unisono.core.arguments import whole_numbers
 from unisono.core.buffers import Buffer
 from unisono.core.engine import ReduceOp, Work
 from unisono.core.groups import Group
-from unisono.core.whole_numbers import whole_numbers
 from unisono.errors import ArgumentError, ArgumentTypeError, CommTimeout
 from unisono.torch.distributed import arguments
 
@@ -59,8 +59,8 @@ def all_reduce_coalesced(
     if members is None:
         return None
     operator = arguments.operator(op, parts[0])
-    source, _ = lists.join_in(parts)
-    landing, _ = lists.land_in(parts)
+    source, _ = packing.join_in(parts)
+    landing, _ = packing.land_in(parts)
     work = dispatch.start(
         "all_reduce", members, arguments.blocking(async_op), source, landing, operator
     )
@@ -118,7 +118,7 @@ def all_gather(
     if members is None:
         return None
     _check_entries(members, tensor_list, tensor, "tensor_list")
-    landing, counts = lists.land_in(parts)
+    landing, counts = packing.land_in(parts)
     work = dispatch.start(
         "all_gather", members, arguments.blocking(async_op), source, landing, counts
     )
@@ -163,8 +163,8 @@ def all_gather_coalesced(
     rows = [arguments.views(row, "output_tensor_lists") for row in output_tensor_lists]
     flat = [part for row in rows for part in row]
     arguments.one_dtype([*inputs, *flat])
-    source, _ = lists.join_in(inputs)
-    landing, _ = lists.land_in(flat)
+    source, _ = packing.join_in(inputs)
+    landing, _ = packing.land_in(flat)
     counts = [sum(part.count for part in row) for row in rows]
     work = dispatch.start(
         "all_gather", members, arguments.blocking(async_op), source, landing, counts
@@ -193,7 +193,7 @@ def gather(
     landing, counts = None, None
     if gather_list:
         _check_entries(members, gather_list, tensor, "gather_list")
-        landing, counts = lists.land_in(parts)
+        landing, counts = packing.land_in(parts)
     work = dispatch.start(
         "gather", members, arguments.blocking(async_op), source, landing, root, counts
     )
@@ -220,7 +220,7 @@ def scatter(
     source, counts = None, None
     if scatter_list:
         _check_entries(members, scatter_list, tensor, "scatter_list")
-        source, counts = lists.join_in(parts)
+        source, counts = packing.join_in(parts)
     work = dispatch.start(
         "scatter", members, arguments.blocking(async_op), source, target, root, counts
     )
@@ -243,7 +243,7 @@ def reduce_scatter(
         return None
     _check_entries(members, input_list, output, "input_list")
     operator = arguments.operator(op, target)
-    source, counts = lists.join_in(parts)
+    source, counts = packing.join_in(parts)
     work = dispatch.start(
         "reduce_scatter", members, arguments.blocking(async_op), source, target, operator, counts
     )
@@ -294,8 +294,8 @@ def all_to_all(
     outputs = arguments.views(output_tensor_list, "output_tensor_list")
     inputs = arguments.views(input_tensor_list, "input_tensor_list")
     arguments.one_dtype([*outputs, *inputs])
-    source, sends = lists.join_in(inputs)
-    landing, receives = lists.land_in(outputs)
+    source, sends = packing.join_in(inputs)
+    landing, receives = packing.land_in(outputs)
     work = dispatch.start(
         "all_to_all", members, arguments.blocking(async_op), source, landing, sends, receives
     )
@@ -352,7 +352,7 @@ def monitored_barrier(
     if members is None:
         return
     if isinstance(timeout, float):
-        patience: float | None = rendezvous.timeout(timeout)
+        patience: float | None = environment.timeout(timeout)
     else:
         patience = arguments.seconds(timeout)
     try:

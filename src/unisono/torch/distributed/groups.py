@@ -8,8 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 from unisono.core import groups
+from unisono.core.arguments import whole_number, whole_numbers
 from unisono.core.groups import Group
-from unisono.core.whole_numbers import whole_number, whole_numbers
 from unisono.errors import ArgumentError, ArgumentTypeError, LaunchError, NotReady
 from unisono.torch.distributed import arguments
 from unisono.torch.distributed.startup import check_backend

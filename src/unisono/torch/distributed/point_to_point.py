@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.core import dispatch
+from unisono.core.arguments import whole_number
 from unisono.core.engine import Work
 from unisono.core.groups import Group
-from unisono.core.whole_numbers import whole_number
 from unisono.errors import ArgumentError
 from unisono.torch.distributed import arguments
 

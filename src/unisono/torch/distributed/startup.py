@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from unisono.core import groups, registry, rendezvous
+from unisono.core import environment, groups, registry
+from unisono.core.arguments import whole_number
+from unisono.core.environment import Launch
 from unisono.core.groups import Group
-from unisono.core.rendezvous import Launch
-from unisono.core.whole_numbers import whole_number
 from unisono.errors import ArgumentError, ArgumentTypeError, LaunchError, Unsupported
 from unisono.torch.distributed import arguments
 
@@ -202,7 +202,7 @@ def _launch(method: str, rank: int, size: int) -> Launch:
     if url.scheme == "file":
         if not url.path:
             raise ArgumentError(f"init_method {method!r} has no path")
-        return rendezvous.from_file(url.path, rank, size)
+        return environment.from_file(url.path, rank, size)
     if port is None or not url.hostname:
         raise ArgumentError(f"init_method {method!r} needs a host and a port")
     return _from_address(url.hostname, str(port), rank, size)
@@ -211,7 +211,7 @@ def _launch(method: str, rank: int, size: int) -> Launch:
 def _from_variables(rank: int, size: int) -> Launch:
     """The launcher's variables; numbers that are given replace its own."""
     if rank < 0 and size < 0:
-        return rendezvous.find()
+        return environment.find()
     given = dict(os.environ)
     if rank >= 0:
         given["RANK"] = str(rank)
@@ -222,18 +222,18 @@ def _from_variables(rank: int, size: int) -> Launch:
             raise ArgumentError(f"init_method 'env://' needs {name.lower()}, or {name} to be set")
     _check_numbers(int(given["RANK"]), int(given["WORLD_SIZE"]))
     if os.environ.get("UNISONO_RANK"):
-        launch = rendezvous.find()
+        launch = environment.find()
         if (str(launch.rank), str(launch.size)) == (given["RANK"], given["WORLD_SIZE"]):
             return launch
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if given["WORLD_SIZE"] != "1" and not given.get(name):
             raise ArgumentError(f"init_method 'env://' needs {name} to be set")
-    return rendezvous.find(_without_ours(given))
+    return environment.find(_without_ours(given))
 
 
 def _from_address(host: str, port: str, rank: int, size: int) -> Launch:
     place = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": host, "MASTER_PORT": port}
-    return rendezvous.find({**_without_ours(dict(os.environ)), **place})
+    return environment.find({**_without_ours(dict(os.environ)), **place})
 
 
 def _without_ours(variables: dict[str, str]) -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""Many hosts: shared memory inside each, torch or MPI between them."""

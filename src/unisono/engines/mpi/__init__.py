@@ -1,0 +1,1 @@
+"""Over MPI, by mpi4py."""

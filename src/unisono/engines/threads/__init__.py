@@ -1,0 +1,1 @@
+"""Ranks are threads of one process: the readable reference."""

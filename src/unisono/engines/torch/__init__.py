@@ -1,0 +1,1 @@
+"""Over torch.distributed: gloo, nccl and other backends."""

@@ -1,0 +1,1 @@
+"""Starts ranks on this host, watches them and ends them."""

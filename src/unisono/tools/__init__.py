@@ -1,0 +1,1 @@
+"""The commands that report: one folder for each, and what they share."""

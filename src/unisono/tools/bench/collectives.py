@@ -1,0 +1,151 @@
+"""`unisono bench collectives`: latency by collective, size and engine, beside peers.
+
+Every cell runs the contestants in turn; a round counts with its slowest rank, a cell with the
+median of its rounds. Every result is checked before it is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from unisono.core import registry
+from unisono.errors import ArgumentError
+from unisono.tools.bench.runner import (
+    PEERS,
+    Contestant,
+    calls_for,
+    chosen,
+    contest,
+    in_turn,
+    need_torch,
+    time_name,
+)
+
+__all__ = ["COLLECTIVES", "main", "measure"]
+
+COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Measure, and print the table."""
+    collectives = chosen(arguments.collectives, COLLECTIVES, "collective")
+    peers = chosen(arguments.against, PEERS, "peer")
+    sizes = [_parse_size(word) for word in arguments.sizes.split(",")]
+    if peers:
+        need_torch(f"--against {peers[0]}")
+    if arguments.plot is not None:
+        _need_matplotlib()
+    registry.load(arguments.engine)
+    names = [arguments.engine, *peers]
+    cells = []
+    with contest(names, arguments.n, "unisono.tools.bench.rank") as contestants:
+        for collective in collectives:
+            if not arguments.json:
+                print(_header(collective, arguments.n, names))
+            for size in sizes:
+                cell = measure(contestants, collective, size, arguments.rounds, arguments.seconds)
+                cells.append(cell)
+                if not arguments.json:
+                    print(_row(cell, names), flush=True)
+    if arguments.json:
+        print(json.dumps({"ranks": arguments.n, "cores": os.cpu_count(), "cells": cells}, indent=2))
+    if arguments.plot is not None:
+        _draw(Path(arguments.plot), cells, names, arguments.n)
+    return 0
+
+
+def measure(
+    contestants: Sequence[Contestant], collective: str, size: int, rounds: int, seconds: float
+) -> dict[str, Any]:
+    """One cell of the table: the median seconds of a call for each contestant."""
+    orders = {}
+    for contestant in contestants:
+        order = {"collective": collective, "bytes": size, "calls": 1, "check": True}
+        contestant.ask(order)
+        once = contestant.slowest({**order, "calls": 3, "check": False})
+        orders[contestant.name] = {**order, "calls": calls_for(seconds, once), "check": False}
+    times: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
+    for contestant in in_turn(contestants, rounds):
+        times[contestant.name].append(contestant.slowest(orders[contestant.name]))
+    return {
+        "collective": collective,
+        "bytes": size,
+        "seconds": {name: statistics.median(values) for name, values in times.items()},
+        "rounds": times,
+    }
+
+
+# ---- words, tables, pictures ---------------------------------------------------------------------
+
+
+def _parse_size(word: str) -> int:
+    match = re.fullmatch(r"(\d+)([KMG]?)", word.strip().upper())
+    size: int = int(match[1]) << 10 * " KMG".index(match[2] or " ") if match else 0
+    if size < 4:
+        raise ArgumentError(f"{word!r} is not a size of 4 bytes or more; write 8, 64K, 1M")
+    return size
+
+
+def _size_name(size: int) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size} {unit}"
+        size //= 1024
+    return f"{size} GiB"
+
+
+def _header(collective: str, ranks: int, names: Sequence[str]) -> str:
+    columns = [f"{name:>12}" for name in names]
+    columns += [f"{name + '/' + names[0]:>12}" for name in names[1:]]
+    return f"{collective}, {ranks} ranks, float32\n{'size':>8} {' '.join(columns)}"
+
+
+def _row(cell: dict[str, Any], names: Sequence[str]) -> str:
+    seconds = [cell["seconds"][name] for name in names]
+    columns = [f"{time_name(value):>12}" for value in seconds]
+    columns += [f"{f'{value / seconds[0]:.1f}x':>12}" for value in seconds[1:]]
+    return f"{_size_name(cell['bytes']):>8} {' '.join(columns)}"
+
+
+def _need_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ArgumentError("--plot needs matplotlib: pip install 'unisono[bench]'") from None
+
+
+def _draw(file: Path, cells: Sequence[dict[str, Any]], names: Sequence[str], ranks: int) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    collectives = list(dict.fromkeys(cell["collective"] for cell in cells))
+    figure, axes = pyplot.subplots(
+        1, len(collectives), figsize=(6 * len(collectives), 4.5), squeeze=False
+    )
+    for axis, collective in zip(axes[0], collectives, strict=True):
+        own = [cell for cell in cells if cell["collective"] == collective]
+        for name in names:
+            axis.loglog(
+                [cell["bytes"] for cell in own],
+                [cell["seconds"][name] * 1e6 for cell in own],
+                marker="o",
+                label=name,
+            )
+        ticks = [cell["bytes"] for cell in own]
+        axis.set_xticks(ticks, [_size_name(size) for size in ticks], rotation=45, ha="right")
+        axis.minorticks_off()
+        axis.set(title=f"{collective}, {ranks} ranks", ylabel="microseconds a call")
+        axis.grid(alpha=0.3)
+        axis.legend()
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)

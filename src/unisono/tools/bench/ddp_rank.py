@@ -1,0 +1,123 @@
+"""One rank of one backend of `unisono bench ddp`: waits for orders on stdin, trains, answers.
+
+An order is a line of JSON: {"parameters", "sync", "steps", "check"}; the answer is the seconds that
+one step took on this rank. Without "sync" DDP leaves the gradients as they are (`no_sync`), so that
+such a step is all of the work and none of the communication.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import math
+import sys
+import time
+from typing import Any
+
+__all__ = ["BATCH", "main"]
+
+#: Samples of each rank in a step.
+BATCH = 32
+_LAYERS = 4
+# Small enough that thousands of steps do not train the gradients away: tiny numbers are slow.
+_RATE = 1e-3
+_CHECKED_STEPS = 3
+
+
+def main(backend: str) -> None:
+    """Join a group of `backend` and serve orders until stdin ends."""
+    import torch
+    import torch.distributed as dist
+    import unisono.torch.backend  # noqa: F401 - torch itself may have been told to load none
+
+    torch.set_num_threads(1)
+    dist.init_process_group(backend)
+    training: _Training | None = None
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        if training is None or training.parameters != order["parameters"]:
+            training = _Training(order["parameters"], dist.get_rank(), dist.get_world_size())
+        if order["check"]:
+            training.check()
+        training.restart()
+        for _ in range(min(3, order["steps"])):
+            training.step(order["sync"])
+        began = time.perf_counter()
+        for _ in range(order["steps"]):
+            training.step(order["sync"])
+        print((time.perf_counter() - began) / order["steps"], flush=True)
+    del training  # DDP holds the group
+    dist.destroy_process_group()
+
+
+class _Training:
+    """A network of about so many parameters under DDP, and the batches of all ranks."""
+
+    def __init__(self, parameters: int, rank: int, ranks: int) -> None:
+        from torch.nn.parallel import DistributedDataParallel
+
+        import torch
+
+        self.parameters = parameters
+        self._rank = rank
+        width = round(math.sqrt(parameters / _LAYERS))
+        torch.manual_seed(1)  # the same weights and batches on all ranks of all backends
+        layers: list[Any] = []
+        for _ in range(_LAYERS):
+            layers += [torch.nn.Linear(width, width), torch.nn.ReLU()]
+        self._network = torch.nn.Sequential(*layers[:-1])
+        self._first = copy.deepcopy(self._network)
+        self._batches = [torch.randn(2, BATCH, width) for _ in range(ranks)]
+        self._model = DistributedDataParallel(self._network)
+        self._optimizer = torch.optim.SGD(self._network.parameters(), lr=_RATE)
+
+    def restart(self) -> None:
+        """Go back to the first weights: without sync ranks drift apart."""
+        self._network.load_state_dict(self._first.state_dict())
+
+    def step(self, sync: bool) -> Any:
+        """Forward, backward with or without an exchange of gradients, and a step downhill."""
+        self._optimizer.zero_grad()
+        with contextlib.nullcontext() if sync else self._model.no_sync():
+            loss = self._loss(self._model, self._rank)
+            loss.backward()
+        self._optimizer.step()
+        return loss.detach()
+
+    def check(self) -> None:
+        """Compare some steps with those of one process that has all batches.
+
+        A backend that is fast and wrong is not a contestant.
+        """
+        import torch
+
+        alone = copy.deepcopy(self._first)
+        optimizer = torch.optim.SGD(alone.parameters(), lr=_RATE)
+        self.restart()
+        for step in range(_CHECKED_STEPS):
+            optimizer.zero_grad()
+            losses = [self._loss(alone, rank) for rank in range(len(self._batches))]
+            torch.stack(losses).mean().backward()
+            optimizer.step()
+            own = losses[self._rank].detach()
+            pairs = [("the loss", self.step(sync=True), own)]
+            for (name, found), wanted in zip(
+                self._network.named_parameters(), alone.parameters(), strict=True
+            ):
+                pairs.append((f"the gradient of {name}", found.grad, wanted.grad))
+            for what, found, wanted in pairs:
+                # Both round, each in its own order.
+                if not (found - wanted).abs().max() <= 1e-4 * wanted.abs().max():
+                    raise SystemExit(f"{what} of step {step} is wrong on rank {self._rank}")
+
+    def _loss(self, model: Any, rank: int) -> Any:
+        import torch
+
+        given, wanted = self._batches[rank]
+        return torch.nn.functional.mse_loss(model(given), wanted)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,220 @@
+"""`unisono bench faces`: what each way to call adds to the core, in microseconds of a small call.
+
+Every way to call runs in the same ranks of the same world, in rounds of rotating order, so that
+they differ in nothing but the way. A round counts with its slowest rank, a way with its fastest
+round: a face costs a fixed number of instructions, and whatever else the host does only adds to
+them. Every way is checked before it is timed.
+
+Real torch, too, is a way, with the backend "unisono". Much of what it adds is torch's own, and no
+backend can avoid that: a backend that does nothing shows how much.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import importlib.util
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from unisono.launch.spawn import spawn
+from unisono.tools.bench.runner import calls_for, in_turn
+
+__all__ = ["WAYS", "main", "rank_times"]
+
+#: Each way to call, with the one that it is compared to: the core, doing the same. One face works
+#: in place and the other makes a new tensor, which takes time in the core too.
+WAYS = {
+    "core, in place": None,
+    "unisono.torch.distributed": "core, in place",
+    "torch, backend unisono": "core, in place",
+    "torch, backend that does nothing": None,
+    "core, new tensor": None,
+    "comm_func": "core, new tensor",
+}
+_UNISONO, _IDLE = _REAL_TORCH = ("torch, backend unisono", "torch, backend that does nothing")
+_WIDTH = max(map(len, WAYS))
+_BYTES = 8
+
+#: Microseconds of each round, by kind of tensor and way.
+_Times = dict[str, dict[str, list[float]]]
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Measure, and print a table with a row for each way and two columns for each kind."""
+    ways = {"numpy": [way for way in WAYS if way not in _REAL_TORCH]}
+    if importlib.util.find_spec("torch"):
+        # Real torch has one group for each process, so it cannot have ranks that are threads.
+        ways["torch"] = ways["numpy"] if arguments.engine == "threads" else list(WAYS)
+    every: list[_Times] = spawn(
+        rank_times,
+        arguments.n,
+        ways,
+        arguments.engine,
+        arguments.rounds,
+        arguments.seconds,
+        engine=arguments.engine,
+        timeout=120,
+    )
+    rounds = {
+        kind: {
+            way: [max(times) for times in zip(*(rank[kind][way] for rank in every), strict=True)]
+            for way in ways[kind]
+        }
+        for kind in ways
+    }
+    fastest = {
+        kind: {way: min(times) for way, times in own.items()} for kind, own in rounds.items()
+    }
+    if arguments.json:
+        found = {
+            "ranks": arguments.n,
+            "engine": arguments.engine,
+            "bytes": _BYTES,
+            "microseconds": fastest,
+            "rounds": rounds,
+        }
+        print(json.dumps(found, indent=2))
+    else:
+        print(_table(fastest, arguments.n, arguments.engine))
+    return 0
+
+
+def rank_times(ways: dict[str, list[str]], engine: str, rounds: int, seconds: float) -> _Times:
+    """Time these ways, by kind of tensor, on this rank; all ranks in the same order."""
+    from unisono.core import buffers, dispatch, groups
+    from unisono.core.engine import ReduceOp
+
+    world = groups.world()
+    with contextlib.ExitStack() as stack:
+        asked = any(way in own for own in ways.values() for way in _REAL_TORCH)
+        real = stack.enter_context(_real_torch(engine)) if asked else {}
+        calls = {(kind, way): _prepare(kind, way, real) for kind in ways for way in ways[kind]}
+        # All ranks must make the same number of calls, so the slowest says how many.
+        slowest = np.array([_seconds(calls["numpy", "core, in place"], 200)])
+        buffer = buffers.view(slowest)
+        dispatch.start("all_reduce", world, True, buffer, buffer, ReduceOp.MAX)
+        count = calls_for(seconds, float(slowest[0]))
+
+        times: _Times = {kind: {way: [] for way in own} for kind, own in ways.items()}
+        for kind, way in in_turn(list(calls), rounds):
+            call = calls[kind, way]
+            _seconds(call, min(3, count))
+            times[kind][way].append(_seconds(call, count) * 1e6)
+    return times
+
+
+def _prepare(kind: str, way: str, real: dict[str, Callable[[Any], object]]) -> Callable[[], object]:
+    """Make the call of one way on a tensor of one kind, after a look at its result."""
+    import unisono.torch.distributed as dist
+    from unisono.core import buffers, dispatch, groups
+    from unisono.core.engine import ReduceOp
+    from unisono.mindspore.communication import comm_func
+
+    world = groups.world()
+    tensor = _ones(kind)
+    all_reduce = real.get(way, dist.all_reduce)
+
+    def core_in_place() -> object:
+        buffer = buffers.view(tensor)
+        dispatch.start("all_reduce", world, True, buffer, buffer, ReduceOp.SUM)
+        return tensor
+
+    def torch_words() -> object:
+        all_reduce(tensor)
+        return tensor
+
+    def core_new_tensor() -> object:
+        out = buffers.output_like(tensor)
+        source = buffers.view(tensor)
+        return out.finish(
+            dispatch.start("all_reduce", world, True, source, out.buffer, ReduceOp.SUM)
+        )
+
+    def mindspore_words() -> object:
+        return comm_func.all_reduce(tensor)[0]
+
+    call = {
+        "core, in place": core_in_place,
+        "core, new tensor": core_new_tensor,
+        "comm_func": mindspore_words,
+    }.get(way, torch_words)
+    result: Any = call()
+    wanted = 1 if way == _IDLE else world.size
+    if result.tolist() != [float(wanted)]:
+        raise SystemExit(f"{way} with {kind} is wrong: {result} instead of {wanted}")
+    tensor[:] = 0  # sums in place would run away
+    return call
+
+
+@contextlib.contextmanager
+def _real_torch(engine: str) -> Iterator[dict[str, Callable[[Any], object]]]:
+    """Join a group of real torch, and yield its all_reduce by way to call."""
+    import torch.distributed as dist
+    import unisono.torch.backend  # noqa: F401 - torch itself may have been told to load none
+
+    class Finished(dist.Work):  # type: ignore[misc]
+        def wait(self, timeout: Any = None) -> bool:
+            return True
+
+    finished = Finished()
+
+    class Idle(dist.ProcessGroup):  # type: ignore[misc]
+        """A group that does nothing, as fast as Python can."""
+
+        def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+            return finished
+
+        def setGroupName(self, name: str) -> None:  # noqa: N802
+            pass
+
+    os.environ["UNISONO_ENGINE"] = engine  # this process is a rank and nothing else
+    dist.Backend.register_backend(
+        "idle",
+        lambda options, _: Idle(options.group_rank, options.group_size),
+        extended_api=True,
+        devices=["cpu"],
+    )
+    dist.init_process_group("unisono")
+    idle = dist.new_group(backend="idle")
+    yield {
+        _UNISONO: functools.partial(dist.all_reduce, group=dist.group.WORLD),
+        _IDLE: functools.partial(dist.all_reduce, group=idle),
+    }
+    dist.destroy_process_group()
+
+
+def _ones(kind: str) -> Any:
+    ones = np.ones(_BYTES // 8)
+    if kind == "numpy":
+        return ones
+    import torch
+
+    return torch.from_numpy(ones)
+
+
+def _seconds(call: Callable[[], object], count: int) -> float:
+    """Seconds of one call, out of `count` in a row."""
+    began = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - began) / count
+
+
+def _table(fastest: dict[str, dict[str, float]], ranks: int, engine: str) -> str:
+    lines = [f"all_reduce of {_BYTES} bytes, {ranks} ranks, engine {engine}; microseconds a call"]
+    lines.append(f"{'':{_WIDTH}}" + "".join(f"{kind:>10}{'over core':>12}" for kind in fastest))
+    for way, core in WAYS.items():
+        cells = ""
+        for ways in fastest.values():
+            time = f"{ways[way]:.2f}" if way in ways else "-"
+            more = f"{ways[way] - ways[core]:+.2f}" if way in ways and core is not None else ""
+            cells += f"{time:>10}{more:>12}"
+        lines.append(f"{way:{_WIDTH}}{cells}".rstrip())
+    return "\n".join(lines)

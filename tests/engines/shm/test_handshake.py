@@ -1,0 +1,495 @@
+"""Who gets into a job, and who cannot: strangers, impostors, other users; no port on one host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import selectors
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.faults.test_start import START, check_started, connect
+from tests.helpers.jobs import Rank, Ranks
+from tests.helpers.processes import DEADLINE, wait_until
+from unisono.core.environment import Launch
+from unisono.engines.shm import handshake
+from unisono.launch.process import Job
+
+NOBODY = 65534
+
+
+def seat_of(job: Job, seat: int = 0) -> bytes:
+    return handshake.name(Launch(0, job.size, 0, job.size, job.name, "test"), seat)
+
+
+# ---- strangers who call --------------------------------------------------------------------------
+
+WORDS: dict[str, Callable[[], list[bytes]]] = {
+    "no bytes": lambda: [b""],
+    "8 zero bytes": lambda: [bytes(8)],
+    "4096 bytes": lambda: [bytes(4096)],
+    "random bytes": lambda: [secrets.token_bytes(74 + extra) for extra in range(64)],
+    "what guests say later": lambda: [b"join", b"here", b"torn"],
+    "what rank 0 says": lambda: [b"go", b"away", b"memory", b"refused " + bytes(40)],
+}
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_strangers_who_come_early_and_talk(kind: str) -> None:
+    with Ranks(3, START, only=[0]) as ranks, contextlib.ExitStack() as held:
+        for word in WORDS[kind]():
+            stranger = held.enter_context(connect(seat_of(ranks.job)))
+            for _ in range(3):
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    stranger.send(word)
+        for rank in (1, 2):
+            ranks.start(rank)
+        check_started(ranks, 3)
+
+
+def test_a_thousand_silent_strangers() -> None:
+    with Ranks(2, START, only=[0]) as ranks, contextlib.ExitStack() as held:
+        for _ in range(1000):
+            held.enter_context(connect(seat_of(ranks.job)))
+        ranks.start(1)
+        check_started(ranks, 2)
+
+
+def test_strangers_who_never_stop_calling() -> None:
+    with Ranks(3, START, only=[0]) as ranks:
+        over = threading.Event()
+
+        def call() -> None:
+            held: list[socket.socket] = []
+            while not over.is_set():
+                stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                held.append(stranger)
+                with contextlib.suppress(OSError):
+                    stranger.connect(seat_of(ranks.job))
+                    stranger.send(bytes(8))
+                if len(held) > 100:
+                    held.pop(0).close()
+                over.wait(0.001)
+            for stranger in held:
+                stranger.close()
+
+        connect(seat_of(ranks.job)).close()
+        caller = threading.Thread(target=call)
+        caller.start()
+        try:
+            for rank in (1, 2):
+                ranks.start(rank)
+            check_started(ranks, 3)
+        finally:
+            over.set()
+            caller.join()
+
+
+# ---- impostors who sit where rank 0 should be ----------------------------------------------------
+
+
+class Impostor:
+    """Sits at the first seat of a job, before its rank 0; `answer` deals with each caller."""
+
+    def __init__(self, job: Job, answer: Callable[[socket.socket], None]) -> None:
+        self._answer = answer
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(seat_of(job))
+        self._listener.listen(64)
+        self._thread = threading.Thread(target=self._serve)
+        self._over = False
+        self.calls = 0
+
+    def __enter__(self) -> Impostor:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over = True
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        with contextlib.ExitStack() as held:
+            while not self._over:
+                with contextlib.suppress(OSError):
+                    connection, _ = self._listener.accept()
+                    self.calls += 1
+                    held.enter_context(connection)
+                    connection.settimeout(DEADLINE)
+                    self._answer(connection)
+
+
+def silence(connection: socket.socket) -> None:
+    pass
+
+
+def hang_up(connection: socket.socket) -> None:
+    connection.close()
+
+
+def noise(connection: socket.socket) -> None:
+    connection.send(bytes(4096))
+
+
+def false_proof(connection: socket.socket) -> None:
+    connection.send(secrets.token_bytes(32))
+    connection.recv(4096)
+    connection.send(secrets.token_bytes(34))
+
+
+def false_refusal(connection: socket.socket) -> None:
+    connection.send(secrets.token_bytes(32))
+    connection.recv(4096)
+    connection.send(b"refused " + secrets.token_bytes(32) + b'["LaunchError", [], "go home"]')
+
+
+def false_memory(connection: socket.socket) -> None:
+    connection.send(secrets.token_bytes(32))
+    connection.recv(4096)
+    fd = os.memfd_create("false")
+    socket.send_fds(connection, [b"memory"], [fd])
+    os.close(fd)
+
+
+@pytest.mark.parametrize(
+    "answer", [silence, hang_up, noise, false_proof, false_refusal, false_memory]
+)
+def test_who_answers_in_place_of_rank_0_changes_nothing(
+    answer: Callable[[socket.socket], None],
+) -> None:
+    job = Job(3)
+    with Impostor(job, answer) as impostor, Ranks(3, START, job=job) as ranks:
+        check_started(ranks, 3)
+        assert impostor.calls
+
+
+def test_replayed_hello() -> None:
+    """What a true rank says to one nonce proves nothing to another."""
+    job = Job(2)
+    heard: list[bytes] = []
+
+    def record(connection: socket.socket) -> None:
+        connection.send(secrets.token_bytes(32))
+        heard.append(connection.recv(4096))
+
+    with Ranks(2, START, only=[1], job=job) as guests:
+        with Impostor(job, record):
+            wait_until(lambda: bool(heard))
+        guests.kill()
+    with Ranks(2, START, only=[0], job=job) as ranks:
+        with connect(seat_of(job)) as stranger:
+            assert len(stranger.recv(4096)) == 32
+            stranger.send(heard[0])
+            assert stranger.recv(4096) == b""  # it hangs up
+        ranks.start(1)
+        check_started(ranks, 2)
+
+
+def passed_on() -> list[tuple[bytes, list[int]]]:
+    """What an impostor between a guest and rank 0 could pass on before these two met."""
+    job = Job(2)
+    passed: list[tuple[bytes, list[int]]] = []
+
+    def relay(guest: socket.socket) -> None:
+        if impostor.calls > 1:  # rank 0 asks who sits here, and may be gone by now
+            guest.close()
+            return
+        with connect(seat_of(job, 1)) as host, selectors.DefaultSelector() as both:
+            both.register(guest, selectors.EVENT_READ, host)
+            both.register(host, selectors.EVENT_READ, guest)
+            while True:
+                for key, _ in both.select(1):
+                    message, fds, _, _ = socket.recv_fds(key.fileobj, 4096, 4)
+                    if not message:
+                        return
+                    passed.append((message, fds))
+                    socket.send_fds(key.data, [message], fds)
+
+    with Impostor(job, relay) as impostor, Ranks(2, START, only=[1], job=job) as ranks:
+        wait_until(lambda: impostor.calls > 0)  # so that it is the guest whose words are passed on
+        ranks.start(0)
+        check_started(ranks, 2)
+    return passed
+
+
+def test_nobody_can_pass_the_words_on() -> None:
+    """An impostor between a guest and rank 0 hears all that they say, and gets no descriptor."""
+    for _ in range(5):
+        passed = passed_on()
+        assert not any(fds or message == b"join" for message, fds in passed)
+        if any(len(message) > 64 for message, _ in passed):  # a hello went through
+            return
+    raise AssertionError("the guest was always faster than the impostor")
+
+
+def test_all_seats_are_taken() -> None:
+    job = Job(2)
+    with contextlib.ExitStack() as held:
+        for seat in range(handshake.SEATS):
+            squatter = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            squatter.bind(seat_of(job, seat))
+        with Ranks(2, START, only=[0], job=job) as ranks:
+            error = ranks[0].read()
+            assert error["kind"] == "LaunchError" and "another job of this user" in error["text"]
+
+
+# ---- other users ---------------------------------------------------------------------------------
+
+only_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+
+
+def run_as(user: int, body: str, *arguments: object) -> str:
+    """Run Python that becomes another user first; it prints its answer."""
+    change = f"import os, socket, sys\nos.setgroups([])\nos.setgid({user})\nos.setuid({user})\n"
+    command = [sys.executable, "-c", change + body, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+WAITING = """
+world = groups.init("shm", 60)
+group = world.split([0, 1])
+reduce(group, 300_000)
+say(ready=1)
+hear()
+say(sum=reduce(world, 1000))
+"""
+
+OPEN = """
+pid = sys.argv[1]
+opened = []
+for name in ["environ", "mem", *(f"fd/{number}" for number in range(64))]:
+    try:
+        os.close(os.open(f"/proc/{pid}/{name}", os.O_RDONLY))
+        opened.append(name)
+    except OSError:
+        continue
+print(" ".join(opened))
+"""
+
+
+def memories(pid: int) -> Iterator[os.stat_result]:
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        if "memfd:unisono" in str(descriptor.readlink()):
+            yield descriptor.stat()
+
+
+@only_root
+def test_other_users_open_nothing_of_a_rank() -> None:
+    with Ranks(2, WAITING) as ranks:
+        for rank in (0, 1):
+            assert ranks[rank].read() == {"ready": 1}
+            assert run_as(NOBODY, OPEN, ranks[rank].pid) == ""
+            # The same user can, so that the line above can fail.
+            assert {"environ", "mem"} < set(run_as(0, OPEN, ranks[rank].pid).split())
+
+
+def test_the_memory_is_the_users_own() -> None:
+    with Ranks(2, WAITING) as ranks:
+        for rank in (0, 1):
+            assert ranks[rank].read() == {"ready": 1}
+            # A rank may hold no descriptor any more; if it does, nobody else may open it.
+            for memory in memories(ranks[rank].pid):
+                assert stat.S_IMODE(memory.st_mode) == 0o600 and memory.st_uid == os.getuid()
+
+
+@only_root
+def test_another_user_who_calls_hears_nothing() -> None:
+    body = """
+line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+line.settimeout(20)
+line.connect(bytes.fromhex(sys.argv[1]))
+try:
+    print(len(line.recv(4096)))
+except ConnectionResetError:
+    print(0)
+"""
+    with Ranks(2, START, only=[0]) as ranks:
+        connect(seat_of(ranks.job)).close()
+        assert run_as(NOBODY, body, seat_of(ranks.job).hex()) == "0"
+        assert run_as(0, body, seat_of(ranks.job).hex()) == "32"
+        ranks.start(1)
+        check_started(ranks, 2)
+
+
+@only_root
+def test_another_user_who_sits_at_a_seat_changes_nothing() -> None:
+    body = f"""
+import os, socket, sys
+os.setuid({NOBODY})
+line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+line.bind(bytes.fromhex(sys.argv[1]))
+line.listen()
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+    job = Job(2)
+    command = [sys.executable, "-c", body, seat_of(job).hex()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as squatter:
+        assert squatter.stdout is not None and squatter.stdout.readline() == b"ready\n"
+        with Ranks(2, START, job=job) as ranks:
+            check_started(ranks, 2)
+
+
+# ---- ports ---------------------------------------------------------------------------------------
+
+
+def ports(pid: int) -> set[tuple[str, str]]:
+    """Every socket of a process that is not a Unix one: its kind, and its local port in hex."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            target = str(descriptor.readlink())
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    found = set()
+    for kind in ("tcp", "tcp6", "udp", "udp6", "raw"):
+        with contextlib.suppress(FileNotFoundError):
+            for line in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]:
+                words = line.split()
+                if words[9] in inodes:
+                    found.add((kind.rstrip("6"), str(int(words[1].rpartition(":")[2], 16))))
+    return found
+
+
+def test_shm_opens_no_port() -> None:
+    with Ranks(3, WAITING.replace("[0, 1]", "[0, 1, 2]")) as ranks:
+        for rank in range(3):
+            assert ranks[rank].read() == {"ready": 1}
+            assert ports(ranks[rank].pid) == set()
+        for rank in range(3):
+            ranks[rank].tell()
+        assert [ranks[rank].read()["sum"] for rank in range(3)] == [6.0] * 3
+
+
+def test_shm_opens_no_port_while_it_starts() -> None:
+    with Ranks(3, START, only=[0, 1]) as ranks:
+        name = seat_of(ranks.job).decode().replace("\0", "@")
+        wait_until(lambda: Path("/proc/net/unix").read_text().count(name) == 2)
+        assert ports(ranks[0].pid) == ports(ranks[1].pid) == set()
+        ranks.start(2)
+        check_started(ranks, 3)
+
+
+def test_threads_open_no_port() -> None:
+    body = """
+import unisono
+def work():
+    assert reduce(groups.world()) == 6
+    return True
+say(ready=unisono.spawn(work, 3, engine="threads"))
+hear()
+"""
+    with Ranks(1, body) as ranks:
+        assert ranks[0].read() == {"ready": [True] * 3}
+        assert ports(ranks[0].pid) == set()
+
+
+def test_a_port_would_be_seen() -> None:
+    """Or the tests of this chapter could not fail."""
+    body = "import socket\nlistener = socket.create_server(('127.0.0.1', 0))\n"
+    with Ranks(1, body + "say(port=listener.getsockname()[1])\nhear()") as ranks:
+        port = ranks[0].read()["port"]
+        assert ports(ranks[0].pid) == {("tcp", str(port))}
+
+
+TORCH = """
+import torch, torch.distributed as dist
+dist.init_process_group("unisono"{method})
+x = torch.ones(3)
+dist.all_reduce(x)
+dist.all_reduce(x, group=dist.new_group([0, 1]))
+say(value=x.tolist())
+hear()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="there is no torch")
+def test_the_torch_backend_opens_no_port_of_its_own(tmp_path: Path, port: str) -> None:
+    def seen(method: str) -> list[set[tuple[str, str]]]:
+        with Ranks(2, TORCH.format(method=method), MASTER_PORT=port) as ranks:
+            assert [ranks[rank].read() for rank in range(2)] == [{"value": [4.0] * 3}] * 2
+            return [ports(ranks[rank].pid) for rank in range(2)]
+
+    file = f', init_method="file://{tmp_path}/meeting", rank=rank, world_size=2'
+    assert seen(file) == [set(), set()]
+    first, second = seen("")
+    # Rank 0 serves torch's store, and all ranks are connected with it, from any port.
+    assert ("tcp", port) in first and ("tcp", port) not in second
+    assert len(first) == 2 and len(second) == 1
+
+
+# ---- what is in a store --------------------------------------------------------------------------
+
+MEET = """
+import torch.distributed as dist
+from unisono.core import rendezvous
+store = dist.FileStore({path!r}, 2)
+launch = {{}}
+def meet():
+    launch[0] = rendezvous.meet(store, rank, 2, "a test")
+error = fault(meet)
+say(secret=launch[0].secret.hex() if launch else None, job=launch[0].job if launch else "", **error)
+hear()
+"""
+
+
+def met(path: Path, variables: list[dict[str, str]]) -> list[dict]:
+    """What two ranks learn that meet in a store which anybody can read."""
+    body = MEET.format(path=str(path))
+    jobs = [Job(2), Job(2)]
+    own = {"UNISONO_JOB": "one job", "UNISONO_SECRET": ""}
+    with contextlib.ExitStack() as held:
+        ranks: list[Rank] = []
+        for rank in range(2):
+            each = Ranks(2, body, only=[rank], job=jobs[rank], **{**own, **variables[rank]})
+            ranks.append(held.enter_context(each)[rank])
+        return [rank.read() for rank in ranks]
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="there is no torch")
+def test_a_given_secret_is_not_in_the_store(tmp_path: Path) -> None:
+    given = secrets.token_hex(32)
+    first, second = met(tmp_path / "store", [{"UNISONO_SECRET": given}] * 2)
+    assert first["secret"] == second["secret"] and len(first["secret"]) == 64
+    written = (tmp_path / "store").read_bytes()
+    assert first["secret"].encode() not in written and given.encode() not in written
+    assert first["job"].removeprefix("store-").encode() in written  # we did look at the right file
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="there is no torch")
+def test_a_secret_that_nobody_gave_is_in_the_store(tmp_path: Path) -> None:
+    """As docs/security.md says."""
+    first, second = met(tmp_path / "store", [{}, {}])
+    assert first["secret"] == second["secret"]
+    assert first["secret"].encode() in (tmp_path / "store").read_bytes()
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="there is no torch")
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        ({"UNISONO_SECRET": "aa" * 32}, "differs from that of rank 0"),
+        ({}, "rank 0 was started with UNISONO_SECRET, and this rank was not"),
+    ],
+    ids=["another secret", "none"],
+)
+def test_secrets_that_differ(tmp_path: Path, second: dict[str, str], words: str) -> None:
+    given = {"UNISONO_SECRET": "bb" * 32}
+    seen = met(tmp_path / "store", [given, second])
+    assert seen[0]["kind"] is None
+    assert seen[1]["kind"] == "LaunchError" and words in seen[1]["text"]
+    assert "bb" * 32 not in seen[1]["text"] and "aa" * 32 not in seen[1]["text"]

@@ -1,0 +1,205 @@
+"""Survivors say how a lost rank ended: by which signal, or with which code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.jobs import Ranks
+from tests.helpers.processes import DEADLINE, is_running, wait_until
+from unisono import spawn
+from unisono.core import groups
+from unisono.errors import PeerLost, UnisonoError
+from unisono.launch.process import ended
+
+WAYS = {
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+    "crashed": ("os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV"),
+    "exited at once": ("os._exit(3)", "exited with code 3"),
+    "exited": ("sys.exit(4)", "exited with code 4"),
+    "came to its end": ("sys.exit()", "exited with code 0"),
+    "raised": ("raise ValueError('the cause')", "exited with code 1"),
+}
+
+
+def check(text: str, lost: int, pid: int, words: str) -> None:
+    assert f"rank {lost} (pid {pid}) {words}" in text, text
+    assert "its last call was all_reduce float64 x 1 sum (call 1)" in text, text
+
+
+# ---- ranks that were started one by one ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["all_reduce", "recv"])
+@pytest.mark.parametrize("way", WAYS)
+def test_started_by_hand(way: str, verb: str) -> None:
+    action, words = WAYS[way]
+    body = f"""
+world = groups.init("shm", 600)
+reduce(world)
+say(joined=True)
+if rank == 1:
+    hear()
+    {action}
+say(**fault(lambda: {"reduce(world)" if verb == "all_reduce" else "recv(world, 1)"}))
+"""
+    with Ranks(3, body) as ranks:
+        for rank in range(3):
+            ranks[rank].read()
+        for rank in (0, 2):
+            ranks[rank].wait_for_sleep()
+        pid = ranks[1].pid
+        ranks[1].tell()
+        for rank in (0, 2):
+            error = ranks[rank].read()
+            assert (error["kind"], error["ranks"]) == ("PeerLost", [1])
+            if verb == "all_reduce":
+                check(error["text"], 1, pid, words)
+            else:
+                assert f"rank 1 (pid {pid}): it {words}" in error["text"]
+            assert ranks[rank].end() == 0
+
+
+def test_rank_that_was_collected_at_once() -> None:
+    """Whoever started it may be quick; then only newer kernels know how it ended."""
+    body = """
+world = groups.init("shm", 600)
+reduce(world)
+say(joined=True)
+hear()
+say(**fault(lambda: reduce(world)))
+"""
+    with Ranks(2, body) as ranks:
+        for rank in range(2):
+            ranks[rank].read()
+        ranks[1].signal(signal.SIGKILL)
+        pid = ranks[1].pid
+        ranks[1].end()
+        ranks[0].tell()
+        text = ranks[0].read()["text"]
+        known = f"rank 1 (pid {pid}) was killed by SIGKILL"
+        unknown = f"rank 1 (pid {pid}) ended without leaving the job; how is not known"
+        assert known in text or unknown in text
+
+
+# ---- the launcher --------------------------------------------------------------------------------
+
+SCRIPT = """
+import os, signal, sys, time
+import numpy as np
+import unisono.torch.distributed as dist
+dist.init_process_group("shm")
+x = np.zeros(1)
+dist.all_reduce(x)
+if dist.get_rank() == 1:
+    print("pid", os.getpid(), flush=True)
+    time.sleep(0.3)
+    {action}
+try:
+    dist.all_reduce(x)
+except RuntimeError as error:
+    print("told", error, flush=True)
+"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_started_by_the_launcher(way: str, tmp_path: Path) -> None:
+    action, words = WAYS[way]
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(action=action))
+    job = subprocess.run(
+        [sys.executable, "-m", "unisono", "run", "-n", "3", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    lines = job.stdout.splitlines()
+    pid = next(int(line.split()[-1]) for line in lines if line.startswith("[1] pid"))
+    told = {line[1]: line for line in lines if " told " in line}
+    assert set(told) == {"0", "2"}, job.stdout + job.stderr
+    for text in told.values():
+        check(text, 1, pid, words)
+
+
+def test_launcher_collects_everybody(tmp_path: Path) -> None:
+    """A rank that has ended stays for others to look at, but not for long."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys\n"
+        "print('ready', os.getpid(), flush=True)\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    sys.stdin.readline()\n"
+    )
+    job = subprocess.Popen(
+        [sys.executable, "-m", "unisono", "run", "-n", "3", str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stdin is not None and job.stdout is not None
+    pids = {}
+    for _ in range(3):
+        words = job.stdout.readline().split()
+        pids[words[0]] = int(words[-1])
+    for rank in ("[1]", "[2]"):
+        wait_until(lambda pid=pids[rank]: not is_running(pid))
+        wait_until(lambda pid=pids[rank]: not Path(f"/proc/{pid}").exists())
+    assert is_running(pids["[0]"])
+    job.communicate("\n", timeout=DEADLINE)
+    assert job.returncode == 0
+
+
+# ---- spawn ---------------------------------------------------------------------------------------
+
+
+def end_in_some_way(action: str, folder: Path) -> None:
+    import numpy as np
+
+    import unisono.torch.distributed as dist
+
+    x = np.zeros(1)
+    dist.all_reduce(x)
+    if groups.world().rank == 1:
+        (folder / "pid").write_text(str(os.getpid()))
+        time.sleep(0.3)
+        exec(action)
+    try:
+        dist.all_reduce(x)
+    except PeerLost as error:
+        (folder / f"told{groups.world().rank}").write_text(str(error))
+        raise
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way not in ("exited", "came to its end")])
+def test_started_by_spawn(way: str, tmp_path: Path) -> None:
+    action, words = WAYS[way]
+    with pytest.raises((UnisonoError, ValueError)):
+        spawn(end_in_some_way, 3, f"import os, signal, sys\n{action}", tmp_path, engine="shm")
+    pid = int((tmp_path / "pid").read_text())
+    for rank in (0, 2):
+        check((tmp_path / f"told{rank}").read_text(), 1, pid, words)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+# ---- looking without collecting ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [0, 3, -signal.SIGKILL])
+def test_ended(code: int) -> None:
+    way = f"sys.exit({code})" if code >= 0 else f"os.kill(os.getpid(), {-code})"
+    source = f"import os, sys\nsys.stdin.readline()\n{way}"
+    child = subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE)
+    assert child.stdin is not None
+    assert ended(child.pid) is None
+    child.stdin.close()
+    wait_until(lambda: ended(child.pid) is not None)
+    assert ended(child.pid) == code
+    assert child.wait() == code
+    with pytest.raises(ChildProcessError):
+        ended(child.pid)

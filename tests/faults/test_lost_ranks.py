@@ -1,0 +1,278 @@
+"""Ranks that die, leave, stop, never come or are interrupted: the others are told, by name."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from tests.helpers.jobs import Ranks, state_of
+from tests.helpers.processes import DEADLINE, wait_until
+
+SOON = 10.0  # seconds; the ranks themselves would wait for ten minutes
+
+JOIN = """
+world = groups.init("shm", 600)
+reduce(world)
+say(joined=True)
+"""
+
+
+def check_lost(ranks: Ranks, survivors: list[int], lost: int) -> list[dict[str, Any]]:
+    """Every survivor is told at once who is lost, goes on with its life, and ends well."""
+    began = time.monotonic()
+    errors = [ranks[rank].read() for rank in survivors]
+    assert time.monotonic() - began < SOON
+    for error in errors:
+        assert error["kind"] == "PeerLost", error
+        assert error["ranks"] == [lost], error
+        assert f"rank {lost}" in error["text"], error
+    for rank in survivors:
+        assert ranks[rank].read() == {"alive": 45}
+        assert ranks[rank].end() == 0
+    return errors
+
+
+# ---- a rank that ends ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asynchronous"])
+@pytest.mark.parametrize("count", [1, 1 << 20], ids=["8 B", "8 MiB"])
+def test_rank_killed_in_a_loop(count: int, blocking: bool) -> None:
+    body = f"""{JOIN}
+def loop():
+    while True:
+        assert reduce(world, {count}, {blocking}) == 6
+say(**fault(loop))
+say(alive=sum(range(10)))
+"""
+    with Ranks(3, body) as ranks:
+        for rank in range(3):
+            ranks[rank].read()
+        time.sleep(0.3)
+        ranks[1].signal(signal.SIGKILL)
+        check_lost(ranks, [0, 2], lost=1)
+
+
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asynchronous"])
+def test_rank_killed_while_others_sleep(blocking: bool) -> None:
+    body = f"""{JOIN}
+if rank == 1:
+    hear()
+say(**fault(lambda: reduce(world, blocking={blocking})))
+say(alive=sum(range(10)))
+"""
+    with Ranks(3, body) as ranks:
+        for rank in range(3):
+            ranks[rank].read()
+        for rank in (0, 2):
+            ranks[rank].wait_for_sleep()
+        ranks[1].signal(signal.SIGKILL)
+        for error in check_lost(ranks, [0, 2], lost=1):
+            assert f"pid {ranks[1].pid}" in error["text"]
+            assert "all_reduce" in error["text"]  # what it did last
+
+
+def test_two_ranks_killed_at_once() -> None:
+    body = f"""{JOIN}
+if rank in (1, 2):
+    hear()
+error = fault(lambda: reduce(world))
+say(**error)
+# Later calls say the same, at once.
+say(**fault(lambda: reduce(world)))
+"""
+    with Ranks(4, body) as ranks:
+        for rank in range(4):
+            ranks[rank].read()
+        for rank in (1, 2):
+            ranks[rank].signal(signal.SIGKILL)
+        for rank in (0, 3):
+            for _ in range(2):
+                error = ranks[rank].read()
+                assert error["kind"] == "PeerLost"
+                assert set(error["ranks"]) <= {1, 2} and error["ranks"]
+            assert error["seconds"] < 0.5
+            assert ranks[rank].end() == 0
+
+
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asynchronous"])
+@pytest.mark.parametrize(
+    ("way", "code"),
+    [("os._exit(3)", 3), ("sys.exit()", 0), ("raise ValueError('the cause')", 1)],
+)
+def test_rank_that_ends_by_itself(way: str, code: int, blocking: bool) -> None:
+    body = f"""{JOIN}
+if rank == 2:
+    hear()
+    {way}
+say(**fault(lambda: reduce(world, blocking={blocking})))
+say(alive=sum(range(10)))
+"""
+    with Ranks(3, body) as ranks:
+        for rank in range(3):
+            ranks[rank].read()
+        for rank in (0, 1):
+            ranks[rank].wait_for_sleep()
+        ranks[2].tell()
+        check_lost(ranks, [0, 1], lost=2)
+        assert ranks[2].end() == code
+
+
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "exits"])
+def test_rank_that_ends_while_another_receives(killed: bool) -> None:
+    body = f"""{JOIN}
+if rank == 1:
+    hear()
+    sys.exit()
+say(**fault(lambda: recv(world, 1)))
+say(alive=sum(range(10)))
+"""
+    with Ranks(2, body) as ranks:
+        for rank in range(2):
+            ranks[rank].read()
+        ranks[0].wait_for_sleep()
+        if killed:
+            ranks[1].signal(signal.SIGKILL)
+        else:
+            ranks[1].tell()
+        check_lost(ranks, [0], lost=1)
+
+
+# ---- a rank that does not come -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asynchronous"])
+def test_rank_that_never_calls(blocking: bool) -> None:
+    body = f"""
+world = groups.init("shm", 1.0)
+reduce(world, 77)
+if rank == 2:
+    hear()
+    sys.exit()
+say(**fault(lambda: reduce(world, blocking={blocking})))
+"""
+    waited = []
+    with Ranks(3, body) as ranks:
+        for rank in (0, 1):
+            error = ranks[rank].read()
+            assert error["kind"] == "CommTimeout"
+            assert error["ranks"] == [2]
+            assert "rank 2" in error["text"] and f"pid {ranks[2].pid}" in error["text"]
+            assert "all_reduce float64 x 77 sum (call 1)" in error["text"]
+            assert error["seconds"] < SOON
+            waited.append(error["seconds"])
+        assert max(waited) >= 1.0  # the deadline of the first is that of all
+        ranks[2].tell()
+        for rank in range(3):
+            assert ranks[rank].end() == 0
+
+
+PATIENT_AND_IMPATIENT = """
+from unisono.core import dispatch
+group = groups.init("shm", 30)
+reduce(group)
+if rank == 2:
+    time.sleep(1.5)
+with dispatch.deadline(group, 0.5 if rank == 1 else 20):
+    say(**fault(lambda: reduce(group)))
+"""
+
+
+def test_one_deadline_is_that_of_all() -> None:
+    """Nobody ends a call well that another has given up, whether it waits or comes later."""
+    with Ranks(3, PATIENT_AND_IMPATIENT) as ranks:
+        patient, impatient, late = (ranks[rank].read() for rank in range(3))
+        assert impatient["kind"] == "CommTimeout" and impatient["ranks"] == [2], impatient
+        assert patient["kind"] == "CommTimeout" and patient["ranks"] == [2], patient
+        assert "the deadline of rank 1" in patient["text"] and patient["seconds"] < 10, patient
+        assert late["kind"] == "PeerLost" and "waiting for this rank" in late["text"], late
+
+
+@pytest.mark.parametrize("count", [1, 1 << 20], ids=["8 B", "8 MiB"])
+def test_stopped_rank_is_waited_for(count: int) -> None:
+    body = f"""
+world = groups.init("shm", {DEADLINE})
+reduce(world)
+say(joined=True)
+hear()
+say(sum=reduce(world, {count}))
+say(sum=reduce(world, {count}, False))
+"""
+    with Ranks(3, body) as ranks:
+        for rank in range(3):
+            ranks[rank].read()
+        ranks[1].signal(signal.SIGSTOP)
+        wait_until(lambda: state_of(ranks[1].pid) == "T")
+        for rank in range(3):
+            ranks[rank].tell()
+        time.sleep(2.0)
+        assert state_of(ranks[1].pid) == "T"
+        ranks[1].signal(signal.SIGCONT)
+        for rank in range(3):
+            assert [ranks[rank].read() for _ in range(2)] == [{"sum": 6.0}, {"sum": 6.0}]
+            assert ranks[rank].end() == 0
+
+
+# ---- Ctrl-C --------------------------------------------------------------------------------------
+
+WAITS = {
+    "a blocking collective": "reduce(world)",
+    "a blocking collective behind an asynchronous one": (
+        "(start_reduce(world, np.ones(1)), reduce(world))"
+    ),
+    "a receive": "recv(world, 2)",
+    "the wait for a work": "start_reduce(world, np.ones(1)).wait()",
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_interrupt(wait: str) -> None:
+    """Rank 0 is interrupted while it waits; then ranks 1 and 2 call until they are told."""
+    body = f"""{JOIN}
+def loop():
+    while True:
+        reduce(world)
+if rank == 0:
+    say(**fault(lambda: {WAITS[wait]}))
+    hear()
+    sys.exit()
+hear()
+say(**fault(loop))
+say(alive=sum(range(10)))
+"""
+    with Ranks(3, body) as ranks:
+        for rank in range(3):
+            ranks[rank].read()
+        ranks[0].wait_for_sleep()
+        interrupted = time.monotonic()
+        ranks[0].signal(signal.SIGINT)
+        assert ranks[0].read()["kind"] == "KeyboardInterrupt"
+        assert time.monotonic() - interrupted < 2.0
+        if "collective" not in wait:
+            ranks[0].tell()  # these have given nothing up until the rank leaves
+        for rank in (1, 2):
+            ranks[rank].tell()
+        for error in check_lost(ranks, [1, 2], lost=0):
+            assert "interrupted" in error["text"] or wait != "a blocking collective"
+        if "collective" in wait:
+            ranks[0].tell()
+        assert ranks[0].end() == 0
+
+
+def test_interrupt_while_another_rank_receives() -> None:
+    body = f"""{JOIN}
+if rank == 0:
+    recv(world, 1)
+say(**fault(lambda: recv(world, 0)))
+say(alive=sum(range(10)))
+"""
+    with Ranks(2, body) as ranks:
+        for rank in range(2):
+            ranks[rank].read()
+        ranks[0].wait_for_sleep()
+        ranks[0].signal(signal.SIGINT)
+        check_lost(ranks, [1], lost=0)
+        assert ranks[0].end() == -signal.SIGINT

@@ -1,0 +1,263 @@
+"""Run a function on the ranks of an engine: threads here, or a pool of processes that is kept.
+
+`Worlds.run(engine, n, function, *args)` calls `function(group, *args)` on n ranks and returns the
+n results in rank order. With processes the function has to be importable, for it is pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from unisono.core import groups, registry
+from unisono.engines.threads.engine import threads_world
+from unisono.errors import PeerLost
+from unisono.launch.process import Job
+
+DEADLINE = 60.0  # seconds for any one function
+_PATIENCE = 40.0  # seconds that an engine waits: less, because its own report says more
+_GRACE = 5.0  # seconds for the other ranks to end once one has failed
+_POOLS = 4  # kept at a time: each holds n interpreters and their shared memory
+
+
+def engines() -> list[str]:
+    """The engines to test: those of one host, or those that UNISONO_TEST_ENGINES names."""
+    wanted = os.environ.get("UNISONO_TEST_ENGINES")
+    if not wanted:
+        own = ("threads", "shm")
+        return [name for name in own if registry.load(name).unavailable() is None]
+    chosen = [name.strip() for name in wanted.split(",")]
+    for name in chosen:
+        reason = registry.load(name).unavailable()
+        if reason is not None:
+            raise RuntimeError(
+                f"UNISONO_TEST_ENGINES asks for {name!r}, which cannot run: {reason}"
+            )
+    return chosen
+
+
+def sizes(engine: str) -> tuple[int, ...]:
+    """How many ranks a world has: alone, a pair, odd, even, more than cores.
+
+    Upstream's engines need no crowd; hosts are even and uneven, see host_pool.py.
+    """
+    chosen = {"threads": (1, 2, 3, 4, 8), "shm": (1, 2, 3, 4, 8), "hybrid": (3, 4, 6)}
+    return chosen.get(engine.partition(":")[0], (2, 3))
+
+
+class Worlds:
+    """Runs functions on ranks; keeps the pools of the engines whose ranks are processes."""
+
+    def __init__(self) -> None:
+        self._pools: dict[tuple[str, int], _Pool] = {}  # the one used last is the last
+
+    def run(
+        self,
+        engine: str,
+        n: int,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """The n results of `function(group, *args)`; raises the error of the rank that failed.
+
+        A `timeout` for the engine's waits means a world of its own, for it may end up broken.
+        """
+        if engine == "threads":
+            return _run_threads(n, function, args, timeout or _PATIENCE)
+        if timeout is not None:
+            with contextlib.closing(_make_pool(engine, n, timeout)) as pool:
+                return pool.run(function, args)
+        pool = self._pool(engine, n)
+        try:
+            return pool.run(function, args)
+        except BaseException:
+            self._pools.pop((engine, n)).close()
+            raise
+
+    def close(self) -> None:
+        """End every pool."""
+        while self._pools:
+            self._pools.popitem()[1].close()
+
+    def _pool(self, engine: str, n: int) -> _Pool:
+        pool = self._pools.pop((engine, n), None)
+        if pool is None:
+            while len(self._pools) >= _POOLS:
+                self._pools.pop(next(iter(self._pools))).close()
+            pool = _make_pool(engine, n, _PATIENCE)
+        self._pools[engine, n] = pool
+        return pool
+
+
+def _make_pool(engine: str, n: int, timeout: float) -> _Pool:
+    """Processes of this host, unless the engine needs mpiexec or several hosts."""
+    base = engine.partition(":")[0]
+    if base == "mpi":
+        from tests.helpers.mpi_pool import MpiPool  # it builds on this module
+
+        return MpiPool(engine, n, timeout)
+    if base == "hybrid":
+        from tests.helpers.host_pool import HostsPool
+
+        return HostsPool(engine, n, timeout)
+    return _Pool(engine, n, timeout)
+
+
+def _raise_first(failures: dict[int, BaseException], n: int) -> None:
+    """Raise the cause: a rank that lost its peer or waited in vain only suffers from it."""
+    if failures:
+        rank = min(failures, key=lambda r: (isinstance(failures[r], PeerLost | TimeoutError), r))
+        failures[rank].add_note(f"on rank {rank} of {n}")
+        raise failures[rank]
+
+
+# ---- ranks that are threads ----------------------------------------------------------------------
+
+
+def _run_threads(
+    n: int, function: Callable[..., Any], args: tuple[Any, ...], timeout: float
+) -> list[Any]:
+    ranks = threads_world(n, timeout)
+    results: list[Any] = [None] * n
+    failures: dict[int, BaseException] = {}
+
+    def body(rank: int) -> None:
+        try:
+            results[rank] = function(groups.install(ranks[rank], in_thread=True), *args)
+        except BaseException as error:
+            failures[rank] = error
+            ranks[rank].hub.leave(rank, f"raised {error!r}")
+
+    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(n)]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + DEADLINE
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    late = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
+    for engine in ranks:
+        engine.close()
+    _raise_first(failures, n)
+    if late:
+        raise TimeoutError(f"ranks {late} of {n} are still running after {DEADLINE:g} s")
+    return results
+
+
+# ---- ranks that are processes --------------------------------------------------------------------
+
+
+class _Pool:
+    """n processes that have joined one world and run what they are sent."""
+
+    def __init__(self, engine: str, n: int, timeout: float) -> None:
+        self.n = n
+        context = multiprocessing.get_context("spawn")
+        self._job = Job(n)  # holds the ranks' port
+        self.pipes: list[Connection] = []
+        self.processes = []
+        for rank in range(n):
+            variables = self._job.variables(rank)
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(theirs, engine, timeout, variables), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+
+    def run(
+        self, function: Callable[..., Any], args: tuple[Any, ...], deadline: float = DEADLINE
+    ) -> list[Any]:
+        """Send the function to every rank and collect what comes back."""
+        task = pickle.dumps((function, args))
+        for pipe in self.pipes:
+            # A process that has died is reported below, with its exit code.
+            with contextlib.suppress(BrokenPipeError):
+                pipe.send_bytes(task)
+        results: dict[int, Any] = {}
+        failures: dict[int, BaseException] = {}
+        for rank, result, error in self._answers(deadline):
+            if error is None:
+                results[rank] = result
+            else:
+                failures[rank] = error
+        _raise_first(failures, self.n)
+        return [results[rank] for rank in range(self.n)]
+
+    def _answers(self, deadline: float) -> Iterator[tuple[int, Any, BaseException | None]]:
+        missing = dict(enumerate(self.pipes))
+        end = time.monotonic() + deadline
+        while missing:
+            ready = wait(list(missing.values()), max(0.0, end - time.monotonic()))
+            if not ready:
+                ranks = sorted(missing)
+                error = TimeoutError(f"ranks {ranks} of {self.n} are still running")
+                yield ranks[0], None, error
+                return
+            for rank in [rank for rank, pipe in missing.items() if pipe in ready]:
+                result, error = self._receive(rank)
+                del missing[rank]
+                if error is not None:
+                    end = min(end, time.monotonic() + _GRACE)
+                yield rank, result, error
+
+    def _receive(self, rank: int) -> tuple[Any, BaseException | None]:
+        try:
+            return self.pipes[rank].recv()
+        except EOFError:
+            self.processes[rank].join(_GRACE)
+            code = self.processes[rank].exitcode
+            return None, RuntimeError(f"rank {rank} of {self.n} died with exit code {code}")
+
+    def close(self) -> None:
+        """Ask the processes to end, and end those that do not."""
+        for pipe in self.pipes:
+            pipe.close()
+        end = time.monotonic() + _GRACE
+        for process in self.processes:
+            process.join(max(0.0, end - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _serve(pipe: Connection, engine: str, timeout: float, variables: dict[str, str]) -> None:
+    """The life of one process: join, then run what comes until the pipe is closed."""
+    os.environ.update(variables)
+    world = None
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            task = pipe.recv_bytes()
+            try:
+                if world is None:
+                    world = groups.init(engine, timeout)
+                function, args = pickle.loads(task)
+                answer = pickle.dumps((function(world, *args), None))
+            except BaseException as error:
+                groups.close()  # so that the others do not wait for this rank
+                pipe.send_bytes(_pack(error))
+                return
+            pipe.send_bytes(answer)
+    groups.close()
+
+
+def _pack(error: BaseException) -> bytes:
+    """The error as bytes; a traceback cannot travel, so it goes along as a note."""
+    error.add_note("".join(traceback.format_tb(error.__traceback__)))
+    try:
+        packed = pickle.dumps((None, error))
+        pickle.loads(packed)
+    except Exception:
+        text = "".join(traceback.format_exception(error))
+        packed = pickle.dumps((None, RuntimeError(f"an error that cannot be pickled: {text}")))
+    return packed

@@ -1,0 +1,365 @@
+"""`unisono run`, with real processes, signals and a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.processes import DEADLINE, is_running, pids_of, wait_until
+
+UNISONO = [sys.executable, "-c", "import sys; from unisono.cli import main; sys.exit(main())"]
+CORES = len(os.sched_getaffinity(0))
+
+PREAMBLE = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+rank = int(os.environ["RANK"])
+"""
+
+#: Counts its SIGINTs, and says so when none has come for a while.
+COUNTING = """
+seen = []
+signal.signal(signal.SIGINT, lambda *_: seen.append(1))
+print("ready", os.getpid(), flush=True)
+while not seen:
+    time.sleep(0.05)
+time.sleep(0.5)
+print("seen", len(seen))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], str]:
+    """Write a script that knows its rank, and return its path."""
+
+    def write(body: str) -> str:
+        path = tmp_path / "script.py"
+        path.write_text(PREAMBLE + body)
+        return str(path)
+
+    return write
+
+
+def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*UNISONO, "run", *words], capture_output=True, text=True, timeout=DEADLINE, **options
+    )
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*UNISONO, "run", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+# ---- what ranks get ------------------------------------------------------------------------------
+
+
+def test_labels_and_streams(script: Callable[[str], str]) -> None:
+    done = run("-n", "3", script("print('to', 'out'); print('to err', file=sys.stderr)"))
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == ["[0] to out", "[1] to out", "[2] to out"]
+    assert sorted(done.stderr.splitlines()) == ["[0] to err", "[1] to err", "[2] to err"]
+
+
+def test_lines_of_two_ranks_never_mix(script: Callable[[str], str]) -> None:
+    body = "for _ in range(500):\n  sys.stdout.write(str(rank) * 50)\n  print(str(rank) * 50)\n"
+    lines = run("-n", "4", script(body)).stdout.splitlines()
+    assert len(lines) == 2000
+    assert set(lines) == {f"[{rank}] {str(rank) * 100}" for rank in range(4)}
+
+
+def test_a_last_line_without_an_end_is_printed(script: Callable[[str], str]) -> None:
+    done = run("-n", "2", script("sys.stdout.write(f'half {rank}')"))
+    assert sorted(done.stdout.splitlines()) == ["[0] half 0", "[1] half 1"]
+
+
+def test_a_lot_of_output_arrives_whole(script: Callable[[str], str]) -> None:
+    done = run("-n", "2", script("for i in range(40000): print('x' * 20, i)"))
+    assert done.stdout.count("\n") == 80000
+    assert done.stdout.count(" 39999\n") == 2
+
+
+def test_flags_of_the_script_pass_through(script: Callable[[str], str]) -> None:
+    flags = ["--its", "-n", "9", "--engine=own", "--", "-m", "x", "--help"]
+    done = run("-n", "2", script("print(sys.argv[1:])"), *flags)
+    assert sorted(done.stdout.splitlines()) == [f"[0] {flags}", f"[1] {flags}"]
+
+
+def test_a_double_dash_may_come_before_the_script(script: Callable[[str], str]) -> None:
+    done = run("-n", "1", "--", script("print(sys.argv[1:])"), "--flag", "--")
+    assert done.stdout == "[0] ['--flag', '--']\n"
+
+
+def test_module(tmp_path: Path) -> None:
+    (tmp_path / "some_module.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    flags = ["-n", "3", "--", "--timeout", "5", "--"]
+    done = run("-n", "2", "-m", "some_module", *flags, cwd=tmp_path)
+    assert sorted(done.stdout.splitlines()) == [f"[0] __main__ {flags}", f"[1] __main__ {flags}"]
+
+
+def test_environment(script: Callable[[str], str]) -> None:
+    names = (
+        "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR UNISONO_RANK UNISONO_SIZE "
+        "UNISONO_LOCAL_RANK UNISONO_LOCAL_SIZE UNISONO_ENGINE UNISONO_TIMEOUT PYTHONUNBUFFERED"
+    )
+    body = f"print([os.environ[name] for name in {names.split()!r}])"
+    done = run("-n", "2", "--engine", "threads", "--timeout", "9", script(body))
+    assert sorted(done.stdout.splitlines()) == [
+        f"[{r}] {[r, '2', r, '2', '127.0.0.1', r, '2', r, '2', 'threads', '9.0', '1']}"
+        for r in ("0", "1")
+    ]
+
+
+def test_every_job_has_its_own_name_and_secret(script: Callable[[str], str]) -> None:
+    names = ["UNISONO_JOB", "UNISONO_SECRET", "MASTER_PORT"]
+    path = script(f"print(*(os.environ[name] for name in {names}))")
+    jobs = []
+    for _ in range(2):
+        lines = run("-n", "2", path).stdout.splitlines()
+        job, secret, port = lines[0].split()[1:]
+        assert lines[1].split()[1:] == [job, secret, port]
+        assert len(bytes.fromhex(secret)) == 32
+        assert 0 < int(port) < 65536
+        jobs.append((job, secret))
+    assert jobs[0][0] != jobs[1][0] and jobs[0][1] != jobs[1][1]
+
+
+def test_the_port_is_held_for_the_ranks(script: Callable[[str], str]) -> None:
+    """Torch's store takes it as the second does here; nobody gets it as the first would."""
+    body = """
+import socket
+for reuse in (False, True):
+    with socket.socket() as store:
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+        try:
+            store.bind(("", int(os.environ["MASTER_PORT"])))
+            store.listen()
+            print(reuse, "listens")
+        except OSError as error:
+            print(reuse, error.strerror)
+"""
+    done = run("-n", "1", script(body))
+    assert done.stdout == "[0] False Address already in use\n[0] True listens\n"
+
+
+def test_ranks_share_the_launchers_session_and_group(script: Callable[[str], str]) -> None:
+    body = (
+        "print(os.getsid(0) == os.getsid(os.getppid()), os.getpgid(0) == os.getpgid(os.getppid()))"
+    )
+    lines = run("-n", "2", script(body)).stdout.splitlines()
+    assert sorted(lines) == ["[0] True True", "[1] True True"]
+
+
+def cores_of(done: subprocess.CompletedProcess[str]) -> list[set[int]]:
+    return [set(map(int, line.split()[1:])) for line in sorted(done.stdout.splitlines())]
+
+
+@pytest.mark.skipif(CORES < 2, reason="needs two cores")
+def test_each_rank_has_cores_of_its_own(script: Callable[[str], str]) -> None:
+    first, second = cores_of(run("-n", "2", script("print(*os.sched_getaffinity(0))")))
+    assert len(first) == len(second) == CORES // 2
+    assert not first & second
+
+
+def test_ranks_are_free_if_cores_do_not_suffice(script: Callable[[str], str]) -> None:
+    path = script("print(*os.sched_getaffinity(0))")
+    everything = os.sched_getaffinity(0)
+    assert cores_of(run("-n", str(CORES + 1), path)) == [everything] * (CORES + 1)
+    assert cores_of(run("-n", "1", "--no-bind", path)) == [everything]
+
+
+def test_only_the_first_rank_reads_stdin(script: Callable[[str], str]) -> None:
+    done = run("-n", "2", script("print(repr(sys.stdin.read()))"), input="words")
+    assert sorted(done.stdout.splitlines()) == ["[0] 'words'", "[1] ''"]
+
+
+def test_log_directory(script: Callable[[str], str], tmp_path: Path) -> None:
+    logs = tmp_path / "deep" / "logs"
+    body = "print('out', rank); sys.stderr.write('err')"
+    assert run("-n", "2", "--log-dir", str(logs), script(body)).returncode == 0
+    written = {path.name: path.read_text() for path in logs.iterdir()}
+    assert written == {
+        "rank-0.out": "out 0\n",
+        "rank-0.err": "err",
+        "rank-1.out": "out 1\n",
+        "rank-1.err": "err",
+    }
+
+
+def test_log_directory_that_cannot_be(script: Callable[[str], str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run("-n", "2", "--log-dir", str(tmp_path / "file" / "logs"), script("print('ran')"))
+    assert done.returncode == 2
+    assert "logs cannot go to" in done.stderr
+    assert done.stdout == ""
+
+
+# ---- how jobs end --------------------------------------------------------------------------------
+
+
+def test_the_failing_rank_is_reported_last(script: Callable[[str], str], tmp_path: Path) -> None:
+    body = """
+Path(sys.argv[1], f"pid-{rank}").write_text(str(os.getpid()))
+if rank == 1:
+    while len(list(Path(sys.argv[1]).glob("pid-*"))) < 3:
+        time.sleep(0.02)
+    raise ValueError("this is the cause")
+time.sleep(600)
+"""
+    done = run("-n", "3", script(body), str(tmp_path))
+    assert done.returncode == 1
+    report = done.stderr[done.stderr.index("unisono: rank 1 of 3 failed: exit code 1") :]
+    assert report.endswith("    ValueError: this is the cause\n")
+    assert "[1] " not in report
+    assert not any(is_running(int(path.read_text())) for path in tmp_path.glob("pid-*"))
+
+
+def test_exit_code_of_the_failing_rank(script: Callable[[str], str]) -> None:
+    done = run("-n", "2", script("sys.exit(7 if rank == 1 else 0)"))
+    assert done.returncode == 7
+    assert done.stderr == "unisono: rank 1 of 2 failed: exit code 7\n"
+
+
+def test_a_killed_rank(script: Callable[[str], str]) -> None:
+    body = "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)"
+    done = run("-n", "2", script(body))
+    assert done.returncode == 137
+    assert done.stderr.splitlines()[-1] == "unisono: rank 1 of 2 failed: killed by SIGKILL"
+
+
+def test_a_survivor_is_not_the_culprit(script: Callable[[str], str]) -> None:
+    # The survivors end first: the culprit has told them, but takes its time to leave.
+    body = """
+from unisono.errors import PeerLost
+if rank == 2:
+    time.sleep(0.8)
+    sys.exit("the cause")
+raise PeerLost("rank 2 closed the group")
+"""
+    done = run("-n", "3", script(body))
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "unisono: rank 2 of 3 failed: exit code 1\n"
+        "unisono: the last lines of rank 2 on stderr:\n    the cause\n"
+    )
+    assert "failed as well: rank 0 (exit code 1), rank 1 (exit code 1)" in done.stderr
+
+
+def test_a_rank_that_will_not_go_is_killed(script: Callable[[str], str], tmp_path: Path) -> None:
+    body = """
+if rank == 0:
+    while not Path(sys.argv[1], "deaf").exists():
+        time.sleep(0.02)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+Path(sys.argv[1], "deaf").write_text(str(os.getpid()))
+time.sleep(600)
+"""
+    begin = time.monotonic()
+    assert run("-n", "2", script(body), str(tmp_path)).returncode == 3
+    assert time.monotonic() - begin > 4.5
+    assert not is_running(int((tmp_path / "deaf").read_text()))
+
+
+def test_a_grandchild_does_not_hold_the_launcher(script: Callable[[str], str]) -> None:
+    body = "print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
+    done = run("-n", "1", script(body))
+    assert done.returncode == 0
+    grandchild = int(done.stdout.split()[-1])
+    assert is_running(grandchild)
+    os.kill(grandchild, signal.SIGKILL)
+
+
+def test_interrupt_by_kill_is_forwarded_once(script: Callable[[str], str]) -> None:
+    job = start("-n", "2", script(COUNTING))
+    pids_of(job, 2)
+    job.send_signal(signal.SIGINT)
+    out, err = job.communicate(timeout=DEADLINE)
+    assert sorted(out.splitlines()) == ["[0] seen 1", "[1] seen 1"]
+    assert job.returncode == 130
+    assert err.splitlines()[-1] == "unisono: interrupted by SIGINT"
+
+
+def test_second_interrupt_kills(script: Callable[[str], str]) -> None:
+    body = "signal.signal(signal.SIGINT, lambda *_: print('no', flush=True))\n"
+    job = start("-n", "2", script(body + "print('ready', os.getpid())\nwhile 1: time.sleep(1)"))
+    pids = pids_of(job, 2)
+    job.send_signal(signal.SIGINT)
+    assert job.stdout is not None
+    assert {job.stdout.readline() for _ in range(2)} == {"[0] no\n", "[1] no\n"}
+    job.send_signal(signal.SIGINT)
+    job.communicate(timeout=DEADLINE)
+    assert job.returncode == 130
+    assert not any(map(is_running, pids))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_end_by_signal(script: Callable[[str], str], number: signal.Signals) -> None:
+    body = f"signal.signal({int(number)}, lambda *_: sys.exit('got it'))\n"
+    job = start("-n", "2", script(body + "print('ready', os.getpid())\nwhile 1: time.sleep(1)"))
+    pids = pids_of(job, 2)
+    job.send_signal(number)
+    _, err = job.communicate(timeout=DEADLINE)
+    assert job.returncode == 128 + number
+    assert {"[0] got it", "[1] got it"} < set(err.splitlines())
+    assert not any(map(is_running, pids))
+
+
+def test_terminal_interrupt_reaches_ranks_once(script: Callable[[str], str]) -> None:
+    # A program that makes its stdin its terminal first: forking here would trouble threads of ours.
+    own_terminal = (
+        "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    terminal, end = pty.openpty()
+    job = subprocess.Popen(
+        [sys.executable, "-c", own_terminal, *UNISONO, "run", "-n", "2", script(COUNTING)],
+        stdin=end,
+        stdout=end,
+        stderr=end,
+        start_new_session=True,
+    )
+    os.close(end)
+    seen = b""
+    interrupted = False
+    try:
+        while chunk := os.read(terminal, 4096):
+            seen += chunk
+            if seen.count(b"ready") == 2 and not interrupted:
+                interrupted = True
+                os.write(terminal, b"\x03")
+    except OSError:
+        pass  # the terminal ends with its last process
+    os.close(terminal)
+    assert job.wait(DEADLINE) == 130
+    assert seen.count(b"seen 1") == 2
+    assert b"\x1b[" in seen  # labels are coloured on a terminal
+
+
+def test_no_rank_survives_the_launcher(script: Callable[[str], str]) -> None:
+    job = start("-n", "3", script("print('ready', os.getpid())\nwhile 1: time.sleep(1)"))
+    pids = pids_of(job, 3)
+    assert all(map(is_running, pids))
+    job.kill()
+    job.communicate(timeout=DEADLINE)
+    wait_until(lambda: not any(map(is_running, pids)))
+
+
+def test_a_reader_that_leaves_ends_the_job(script: Callable[[str], str]) -> None:
+    job = start("-n", "2", script("while 1: print('more' * 100)"))
+    assert job.stdout is not None
+    job.stdout.readline()
+    job.stdout.close()
+    job.stdout = None
+    _, err = job.communicate(timeout=DEADLINE)
+    assert job.returncode == 1
+    assert "BrokenPipeError" in err

@@ -1,0 +1,413 @@
+"""`unisono trace`: traces of real jobs, what it says about them, and files that are no traces."""
+
+from __future__ import annotations
+
+import html.parser
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.jobs import Ranks, state_of
+from tests.helpers.processes import DEADLINE, wait_until
+from unisono.core.trace import Rank, Record
+from unisono.tools.trace.file import read
+from unisono.tools.trace.lateness import latest, meetings, tardy
+
+UNISONO = [sys.executable, "-c", "import sys; from unisono.cli import main; sys.exit(main())"]
+
+
+def call(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*UNISONO, "trace", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "COLUMNS": "140"},
+    )
+
+
+def findings(path: Path) -> dict[str, Any]:
+    done = call(path, "--json")
+    assert done.returncode == 1, done.stderr
+    return json.loads(done.stdout)
+
+
+def script(folder: Path, text: str) -> str:
+    """The body of a rank that runs `text` as a file of its own, so that its lines have a place."""
+    path = folder / "train.py"
+    path.write_text(f"from tests.helpers.rank_side import *\n{text}")
+    return f"import runpy\nrunpy.run_path({str(path)!r})"
+
+
+def line_of(folder: Path, mark: str) -> str:
+    lines = (folder / "train.py").read_text().splitlines()
+    return f"train.py:{1 + next(n for n, line in enumerate(lines) if mark in line)}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    return folder
+
+
+def the_trace(folder: Path) -> Path:
+    (path,) = folder.iterdir()
+    return path
+
+
+# ---- real jobs -----------------------------------------------------------------------------------
+
+SLOW = """
+import unisono.torch.distributed as dist
+dist.init_process_group("shm")
+x = np.ones(8, np.float32)
+for turn in range(5):
+    if rank == 1:
+        time.sleep(0.4)
+    dist.barrier()  # late
+    works = [dist.all_reduce(np.ones(100_000), async_op=True) for _ in range(3)]
+    for work in works:
+        work.wait()
+say(joined=True)
+if rank == 2:
+    hear()
+say(**fault(lambda: dist.all_reduce(x)))  # last
+"""
+
+
+@pytest.fixture
+def slow(tmp_path: Path, folder: Path) -> Path:
+    """The trace of three ranks: rank 1 is slow, and rank 2 gets killed."""
+    with Ranks(3, script(tmp_path, SLOW), UNISONO_TRACE=str(folder)) as ranks:
+        for rank in range(3):
+            ranks[rank].read()
+        for rank in (0, 1):
+            ranks[rank].wait_for_sleep()
+        ranks[2].signal(signal.SIGKILL)
+        for rank in (0, 1):
+            assert ranks[rank].read()["kind"] == "PeerLost"
+    return the_trace(folder)
+
+
+def test_slow_rank_and_lost_rank(slow: Path, tmp_path: Path) -> None:
+    told = findings(slow)
+    assert told["failed"] and told["reason"].startswith("PeerLost: rank 2 ")
+    # Rank 1 sleeps five times for 0.4 s before the barrier; nobody else does.
+    assert told["late_by_rank"][0]["rank"] == 1
+    assert told["late_by_rank"][0]["late"] > 1.2e9
+    assert told["late_by_line"][0]["place"].endswith(line_of(tmp_path, "# late"))
+    assert {(one["verb"], one["last"]) for one in told["latest"]} == {("barrier", 1)}
+    assert len(told["latest"]) == 5
+    assert told["disagreements"] == []
+    states = [rank["state"] for rank in told["ranks"]]
+    assert states[:2] == ["running", "running"] and states[2] in ("killed by SIGKILL", "ended")
+    for rank in (0, 1):
+        assert told["ranks"][rank]["waits_for"] == [2]
+        assert told["ranks"][rank]["call"]["verb"] == "all_reduce"
+        assert told["ranks"][rank]["call"]["place"].endswith(line_of(tmp_path, "# last"))
+
+
+def test_what_people_read(slow: Path, tmp_path: Path) -> None:
+    done = call(slow)
+    assert done.returncode == 1 and done.stderr == ""
+    assert re.search(r"came last, by rank\n +rank +calls .*\n +1 ", done.stdout)
+    assert re.search(
+        r"came last, by line\n +line .*\n.*" + line_of(tmp_path, "# late"), done.stdout
+    )
+    assert re.search(r"\n +0 +\d+ +running +all_reduce float32 x 8 sum .* 2\n", done.stdout)
+    page, chrome = slow.with_suffix(".html"), slow.with_suffix(".chrome.json")
+    assert f"timeline: {page}\n" in done.stdout and f": {chrome}\n" in done.stdout
+    for path in (page, chrome):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert sorted(slow.parent.iterdir()) == sorted([slow, page, chrome])
+
+
+def test_chrome_trace(slow: Path, tmp_path: Path) -> None:
+    out = tmp_path / "for perfetto.json"
+    told = call(slow, "--chrome", out, "--html", tmp_path / "page.html", "--json").stdout
+    assert json.loads(told)["chrome"] == str(out)
+    events = json.loads(out.read_text())["traceEvents"]
+    records = [one for rank in read(slow).ranks for one in rank.calls]
+    bars = [one for one in events if one["ph"] == "X" and one["cat"] != "wait"]
+    assert sorted((one["name"], one["args"]["began"]) for one in bars) == sorted(
+        (one.verb, one.began) for one in records
+    )
+    names = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
+    assert [name.split(" (")[0] for name in names.values()] == ["rank 0", "rank 1", "rank 2"]
+    assert {one["pid"] for one in bars} <= set(names)
+    waits = {one["name"] for one in events if one.get("cat") == "wait"}
+    assert {"waits for rank 1", "waits for rank 2"} <= waits
+    assert [one["name"] for one in events if one["ph"] == "i"]
+    # On one thread viewers want events that follow or enclose each other.
+    threads: dict[int, list[tuple[float, float]]] = {}
+    for one in bars:
+        threads.setdefault(one["tid"], []).append((one["ts"], one["ts"] + one["dur"]))
+    assert len(threads) > 3, "calls at the same time have a thread each"
+    for spans in threads.values():
+        spans.sort()
+        for before, after in itertools.pairwise(spans):
+            assert after[0] >= before[1] - 0.001
+
+
+STOPPED = """
+world = groups.init("shm", 1.0)
+reduce(world, 77)
+say(joined=True)
+hear()
+say(**fault(lambda: reduce(world)))
+"""
+
+
+def test_stopped_rank(folder: Path) -> None:
+    with Ranks(3, STOPPED, UNISONO_TRACE=str(folder)) as ranks:
+        for rank in range(3):
+            ranks[rank].read()
+        ranks[0].signal(signal.SIGSTOP)
+        wait_until(lambda: state_of(ranks[0].pid) == "T")
+        for rank in (1, 2):
+            ranks[rank].tell()
+        errors = {ranks[rank].read()["kind"] for rank in (1, 2)}
+        assert "CommTimeout" in errors
+    told = findings(the_trace(folder))
+    assert told["ranks"][told["by"]]["waits_for"] == [0]
+    assert told["ranks"][0]["call"]["count"] == 77 and told["ranks"][0]["waits_for"] == []
+
+
+MISMATCH = """
+import unisono.torch.distributed as dist
+dist.init_process_group("shm")
+x = np.ones(4, np.float32)
+def odd():
+    dist.broadcast(x, 1)  # odd
+def even():
+    dist.all_reduce(x)  # even
+say(**fault(odd if rank == 1 else even))
+hear()
+"""
+
+
+def test_ranks_that_disagree(tmp_path: Path, folder: Path) -> None:
+    with Ranks(3, script(tmp_path, MISMATCH), UNISONO_TRACE=str(folder)) as ranks:
+        assert {ranks[rank].read()["kind"] for rank in range(3)} == {"MismatchError"}
+    path = the_trace(folder)
+    (told,) = findings(path)["disagreements"]
+    verbs = {rank: one["verb"] for rank, one in told["ranks"].items()}
+    assert verbs == {"0": "all_reduce", "1": "broadcast", "2": "all_reduce"}
+    text = call(path).stdout
+    title = f"ranks disagree in call {told['call']} of group {told['group']}"
+    even, odd = line_of(tmp_path, "# even"), line_of(tmp_path, "# odd")
+    assert re.search(rf"{title}\n.*(\n.*)*0, 2 +all_reduce float32 x 4 sum .*{even}", text)
+    assert re.search(rf"\n +1 +broadcast float32 x 4 root 1 .*{odd}", text)
+
+
+# ---- calls side by side --------------------------------------------------------------------------
+
+
+def record(sequence: int, began: int, number: int | None = None, group: int = 0) -> Record:
+    name = sequence if number is None else number
+    return Record(
+        sequence, group, name, "barrier", None, None, None, None, None, "a.py:1", began,
+        began + 5, "done",
+    )  # fmt: skip
+
+
+def test_records_that_are_gone_are_not_missing_ranks() -> None:
+    early = Rank(0, 1, "running", [record(1, 100), record(2, 200), record(3, 300)])
+    # This one has made so many calls that its first is not kept, and has not come to the third.
+    busy = Rank(1, 2, "running", [record(2, 210), record(9, 220, 1, group=4)])
+    silent = Rank(2, 3, "running", [])
+    found = {meeting.number: meeting for meeting in meetings([early, busy]) if not meeting.group}
+    assert [found[number].missing for number in (1, 2, 3)] == [(), (), (1,)]
+    assert [found[number].complete for number in (1, 2, 3)] == [False, True, False]
+    assert meetings([early, busy, silent])[0].missing == (2,)
+
+
+def test_lateness_counts_from_the_median() -> None:
+    ranks = [Rank(n, n, "running", [record(1, when)]) for n, when in enumerate((10, 70, 20, 30))]
+    (meeting,) = meetings(ranks)
+    assert (meeting.last, meeting.late, meeting.arrived - meeting.first) == (1, 50, 60)
+    by_rank, by_place = tardy([meeting])
+    assert [(rank, one.calls, one.late) for rank, one in by_rank.items()] == [(1, 1, 50)]
+    assert [(place, one.worst) for place, one in by_place.items()] == [("a.py:1", 50)]
+    assert latest([meeting]) == [meeting]
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def trace_data() -> dict[str, Any]:
+    """A small trace without a fault."""
+    calls = {
+        "sequence": 1, "group": 0, "call": 1, "verb": "all_reduce", "dtype": "float32",
+        "count": 8, "op": "sum", "root": None, "peer": None, "place": "train.py:3",
+        "began": 1000, "ended": 2000, "state": "done",
+    }  # fmt: skip
+    ranks = [
+        {"rank": n, "pid": 10 + n, "state": "running", "calls": [list(calls.values())]}
+        for n in range(2)
+    ]
+    return {
+        "unisono": "trace", "version": 1, "job": "a job", "written": "2026-01-01T00:00:00+00:00",
+        "clock": 5000, "by": 0, "reason": "none", "size": 2,
+        "fields": list(calls), "ranks": ranks,
+    }  # fmt: skip
+
+
+def changed(*path: Any, value: Any) -> str:
+    data = json.loads(json.dumps(trace_data()))
+    spot = data
+    for step in path[:-1]:
+        spot = spot[step]
+    last = path[-1]
+    is_field = isinstance(spot, list) and last in data["fields"]
+    spot[data["fields"].index(last) if is_field else last] = value
+    return json.dumps(data)
+
+
+def test_a_trace_without_a_fault(tmp_path: Path) -> None:
+    path = tmp_path / "fine.json"
+    path.write_text(json.dumps(trace_data()))
+    assert call(path).returncode == 0
+
+
+CALL = ("ranks", 1, "calls", 0)
+WRONG = {
+    "empty": ("", "is not a trace, or only a part of one"),
+    "truncated": (json.dumps(trace_data())[:-40], "is not a trace, or only a part of one"),
+    "binary": ("\x00\x01\x7fELF", "is not a trace, or only a part of one"),
+    "deep": ("[" * 100_000, "is not a trace, or only a part of one"),
+    "foreign": ('{"traceEvents": []}', "not a trace of unisono"),
+    "list": ("[1, 2]", "not a trace of unisono"),
+    "later": (changed("version", value=2), "a trace of version 2"),
+    "no ranks": (changed("ranks", value=[]), "it has 0 ranks, and its size is 2"),
+    "swapped": (changed("ranks", 1, "rank", value=0), "there is no rank 1"),
+    "short": (changed(*CALL, value=[1]), "call 0 of rank 1 is no list of 13 fields"),
+    "other fields": (changed("fields", value=["a"]), "the fields of its calls are not sequence"),
+    "no calls": (changed("ranks", 0, "calls", value={}), "'calls' of rank 0 is no list"),
+    "text": (changed(*CALL, "began", value="1"), "'began' of call 0 of rank 1 is no whole number"),
+    "float": (changed(*CALL, "count", value=1e300), "'count' of call 0 of rank 1"),
+    "huge": (changed("clock", value=10**400), "is not a trace, or only a part|'clock' of the file"),
+    "true": (changed("by", value=True), "'by' of the file is no whole number"),
+    "verb": (changed(*CALL, "verb", value=None), "'verb' of call 0 of rank 1 is no text"),
+    "backwards": (changed(*CALL, "ended", value=5), "call 0 of rank 1 ends before it begins"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_files_that_are_no_traces(kind: str, tmp_path: Path) -> None:
+    content, text = WRONG[kind]
+    path = tmp_path / "trace.json"
+    path.write_text(content)
+    done = call(path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("unisono: ") and re.search(text, done.stderr)
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == [path], "nothing is written"
+
+
+def test_no_file_at_all(tmp_path: Path) -> None:
+    for path, text in ((tmp_path / "none.json", "there is no file"), (tmp_path, "is not a file")):
+        done = call(path)
+        assert done.returncode == 2 and text in done.stderr
+    assert call().returncode == 2
+
+
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(trace_data()))
+    (tmp_path / "folder").mkdir()
+    for option in ("--html", "--chrome"):
+        for place in (tmp_path / "none" / "out", tmp_path / "folder"):
+            done = call(path, option, place)
+            assert (done.returncode, done.stdout) == (2, "")
+            assert f"unisono: cannot write '{place}': " in done.stderr
+    assert "must be different files" in call(path, "--html", path).stderr
+    assert json.loads(path.read_text()) == trace_data()
+    assert not [one for one in tmp_path.iterdir() if one.name.startswith(".")], "no drafts are left"
+
+
+# ---- the page ------------------------------------------------------------------------------------
+
+EVIL = "</script><img src=x onerror=alert(1)><!--{{data}}&amp;\u2028\x1b[2J\udc80"
+
+
+class Tags(html.parser.HTMLParser):
+    """The tags of a page, and what its first script holds."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        assert not {name for name, _ in attrs} & {"src", "href", "onerror"}, attrs
+
+    def handle_data(self, text: str) -> None:
+        if self.tags and self.tags[-1] == "script":
+            self.scripts.append(text)
+
+
+def evil(folder: Path, text: str) -> Path:
+    """A trace whose texts all try to be something else."""
+    data = trace_data()
+    data["job"] = data["reason"] = data["written"] = text
+    for rank in data["ranks"]:
+        rank["state"] = text
+        for name in ("verb", "dtype", "op", "place", "state"):
+            rank["calls"][0][data["fields"].index(name)] = text
+    path = folder / "evil.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_nothing_of_the_file_is_markup(tmp_path: Path) -> None:
+    path = evil(tmp_path, EVIL)
+    done = call(path)
+    assert done.returncode == 1 and done.stderr == ""
+    assert "\x1b" not in done.stdout
+    page = Tags(path.with_suffix(".html").read_text("utf-8"))
+    assert "img" not in page.tags and page.tags.count("script") == 2
+    held = json.loads(page.scripts[0])
+    assert held["reason"] == EVIL and EVIL in held["texts"]
+
+
+def test_the_page_needs_nothing_else(slow: Path) -> None:
+    call(slow)
+    text = slow.with_suffix(".html").read_text("utf-8")
+    assert "default-src 'none'" in text
+    assert not re.search(r"https?://|//[a-z]+\.|@import|url\(", text)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no browser here")
+def test_the_page_in_a_browser(slow: Path, tmp_path: Path) -> None:
+    call(slow)
+    # A browser shows half a character, but cannot print the page with it.
+    call(evil(tmp_path, EVIL[:-1]))
+    for page, words in (
+        (slow.with_suffix(".html"), ["<td>barrier</td>", "<td>rank 1</td>", "all_reduce"]),
+        (tmp_path / "evil.html", ["2 ranks, 2 calls", "&lt;/script&gt;&lt;img src=x"]),
+    ):
+        done = subprocess.run(
+            ["chromium", "--headless", "--no-sandbox", "--dump-dom", page.as_uri()],
+            capture_output=True,
+            text=True,
+            timeout=2 * DEADLINE,
+            env={**os.environ, "HOME": str(tmp_path)},
+        )
+        body = re.sub(r"<script.*?</script>", "", done.stdout, flags=re.DOTALL)
+        for word in words:
+            assert word in body, done.stderr
+        assert "<img" not in body
