@@ -1,4 +1,4 @@
-"""What a rank of a fault test has at hand; its script says `from tests.helpers.rank_side import *`."""
+"""What a rank of a fault test has at hand: its script imports all names of this module."""
 
 from __future__ import annotations
 
