@@ -34,7 +34,7 @@ from unisono.core.dtypes import ReduceOp
 def total(value):
     array = np.array([float(value)])
     buffer = buffers.view(array)
-    dispatch.start("all_reduce", groups.world(), True, buffer, buffer, ReduceOp.SUM)
+    dispatch.all_reduce(groups.world(), buffer, buffer, ReduceOp.SUM)
     return array[0]
 """
 

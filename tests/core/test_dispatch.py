@@ -170,7 +170,7 @@ def attempt(group: Group, name: str, blocking: bool) -> UnisonoError:
     before = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
     viewed = [buffers.view(a) if isinstance(a, np.ndarray) else a for a in arguments]
     try:
-        dispatch.start(bad.verb, group, blocking, *viewed)
+        getattr(dispatch, bad.verb)(group, *viewed, blocking=blocking)
     except UnisonoError as raised:
         error = raised
     else:
@@ -204,7 +204,7 @@ def outsider(group: Group) -> UnisonoError | None:
     error = None
     if group.rank == 2:
         with pytest.raises(NotReady) as caught:
-            dispatch.start("barrier", pair, True)
+            dispatch.barrier(pair)
         error = caught.value
         with pytest.raises(NotReady, match="pair"):
             pair.split([0])
@@ -225,13 +225,13 @@ def test_call_by_a_rank_that_is_not_in_the_group(world):
 def closed(group: Group) -> list[UnisonoError]:
     child = group.split(range(group.size), name="child")
     cases.run(child, Play("all_reduce", "float32", 5))
-    dispatch.start("barrier", group, True)
+    dispatch.barrier(group)
     child.close()
     child.close()  # twice is allowed
     errors = []
     for blocking in (True, False):
         with pytest.raises(NotReady) as caught:
-            dispatch.start("barrier", child, blocking)
+            dispatch.barrier(child, blocking=blocking)
         errors.append(caught.value)
     cases.run(group, Play("all_reduce", "float32", 5))
     return errors

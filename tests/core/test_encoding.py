@@ -366,7 +366,7 @@ def hostile(path: str, mark: bytes) -> Any:
         return objects.recv(world, 0)
     forged = np.frombuffer(bytearray(mark + pickle.dumps(Bomb(path))), np.uint8)
     for array in (np.array([forged.size]), forged):
-        dispatch.start("send", world, True, buffers.view(array), 1, 0)
+        dispatch.send(world, buffers.view(array), 1, 0)
     return None
 
 

@@ -178,7 +178,7 @@ def test_lost_rank_and_what_it_did_last(tmp_path: Path, traces: Path) -> None:
 world = groups.init("shm", 600)
 def last():
     dispatch = sys.modules["unisono.core.dispatch"]
-    dispatch.start("barrier", world, True)  # last
+    dispatch.barrier(world)  # last
 last()
 say(joined=True)
 if rank == 1:
@@ -284,7 +284,7 @@ def disagree() -> str:
     world = groups.world()
     memory = buffers.view(np.zeros(2 + world.rank))
     with pytest.raises(MismatchError) as caught:
-        dispatch.start("all_reduce", world, True, memory, memory, ReduceOp.SUM)  # here
+        dispatch.all_reduce(world, memory, memory, ReduceOp.SUM)  # here
     return str(caught.value)
 
 

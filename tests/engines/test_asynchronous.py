@@ -93,8 +93,8 @@ def polled(group: Group) -> None:
     """`is_completed` alone brings a call to its end, and its result with it."""
     target = np.zeros(2002, np.float32)[::2]
     source = oracle.values("float32", group.rank, 1001)
-    work = dispatch.start(
-        "all_reduce", group, False, buffers.view(source), buffers.view(target), ReduceOp.MAX
+    work = dispatch.all_reduce(
+        group, buffers.view(source), buffers.view(target), ReduceOp.MAX, blocking=False
     )
     end = time.monotonic() + 30
     while not work.is_completed():
@@ -125,11 +125,11 @@ def not_yet(group: Group) -> None:
         for wrong in (-1, float("nan"), "1", timedelta(seconds=-1)):
             with pytest.raises(ArgumentError, match="give seconds, 0 or more"):
                 running.work.wait(wrong)
-        dispatch.start("send", group, True, buffers.view(np.ones(1)), 1, 1)
+        dispatch.send(group, buffers.view(np.ones(1)), 1, 1)
         running.work.wait()
         running.check()
     else:
-        dispatch.start("recv", group, True, buffers.view(np.zeros(1)), 0, 1)
+        dispatch.recv(group, buffers.view(np.zeros(1)), 0, 1)
         cases.run(group, Play("all_gather", "int32", 10))
 
 

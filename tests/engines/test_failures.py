@@ -33,7 +33,7 @@ def fault(action: Callable[[], object]) -> UnisonoError:
 def call(group: Group, blocking: bool, verb: str, *arguments: object) -> None:
     """One call, waited for; arrays are viewed."""
     viewed = [buffers.view(a) if isinstance(a, np.ndarray) else a for a in arguments]
-    dispatch.start(verb, group, blocking, *viewed).wait()
+    getattr(dispatch, verb)(group, *viewed, blocking=blocking).wait()
 
 
 def note(error: BaseException) -> str:
@@ -43,7 +43,7 @@ def note(error: BaseException) -> str:
 def sends_itself_too_much(group: Group) -> tuple[UnisonoError, list[float]]:
     room = np.zeros(100)  # the destination and what must not be touched behind it
     source, target = buffers.view(np.ones(90)), buffers.view(room[:3])
-    error = fault(lambda: dispatch.start("all_to_all", group, True, source, target, [90], [3]))
+    error = fault(lambda: dispatch.all_to_all(group, source, target, [90], [3]))
     return error, room[3:].tolist()
 
 
@@ -247,7 +247,7 @@ def leave(group: Group, pause: float, verb: str) -> UnisonoError | None:
     else:
         error = fault(lambda: call(child, True, "all_reduce", np.zeros(4), np.zeros(4), SUM))
     # Nobody else leaves before all have their error, or they would be told of the wrong rank.
-    dispatch.start("barrier", group, True)
+    dispatch.barrier(group)
     child.close()
     cases.run(group, Play("all_reduce", "float32", 101))
     return error

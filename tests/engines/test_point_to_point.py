@@ -16,13 +16,13 @@ CHUNK = 262144
 
 
 def send(group: Group, array: np.ndarray, peer: int, tag: int = 0, blocking: bool = True) -> Work:
-    return dispatch.start("send", group, blocking, buffers.view(array), peer, tag)
+    return dispatch.send(group, buffers.view(array), peer, tag, blocking=blocking)
 
 
 def recv(
     group: Group, array: np.ndarray, peer: int | None, tag: int = 0, blocking: bool = True
 ) -> Work:
-    return dispatch.start("recv", group, blocking, buffers.view(array), peer, tag)
+    return dispatch.recv(group, buffers.view(array), peer, tag, blocking=blocking)
 
 
 def message(dtype: str, source: int, target: int, count: int, salt: int = 0) -> np.ndarray:
@@ -185,12 +185,12 @@ def reuse_after_send(group: Group) -> None:
         array = message("uint8", 0, 1, 500_000)
         send(group, array, 1)
         array[:] = 0
-        dispatch.start("barrier", group, True)
+        dispatch.barrier(group)
     else:
         wanted = message("uint8", 0, 1, 500_000)
         found = blank(wanted)
         recv(group, found, 0)
-        dispatch.start("barrier", group, True)
+        dispatch.barrier(group)
         oracle.check_same(found, wanted, "sent before the memory was cleared")
 
 
@@ -210,7 +210,7 @@ def in_subgroup(group: Group) -> None:
                 found = np.zeros(10, np.int32)
                 recv(each, found, 0)
                 oracle.check_same(found, message("int32", 0, 1, 10, salt), each.name)
-        dispatch.start("barrier", group, True)
+        dispatch.barrier(group)
 
 
 def test_messages_stay_in_their_group(world):

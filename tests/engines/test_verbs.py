@@ -115,10 +115,10 @@ def barrier_order(group: Group, board: int) -> bool:
     counter = np.zeros(1, np.int64)
     for turn in range(5):
         counter[0] = turn * board
-        dispatch.start("barrier", group, True)
+        dispatch.barrier(group)
         total = np.zeros(1, np.int64)
         buffer = buffers.view(counter)
-        dispatch.start("all_reduce", group, True, buffer, buffers.view(total), ReduceOp.SUM)
+        dispatch.all_reduce(group, buffer, buffers.view(total), ReduceOp.SUM)
         if total[0] != turn * board * group.size:
             return False
     return True
@@ -134,7 +134,7 @@ def digests(group: Group, dtype: str, op: ReduceOp, counts: list[int]) -> list[s
     for count in counts:
         array = oracle.values(dtype, group.rank, count)
         buffer = buffers.view(array)
-        dispatch.start("all_reduce", group, True, buffer, buffer, op)
+        dispatch.all_reduce(group, buffer, buffer, op)
         found.append(hashlib.sha256(array.tobytes()).hexdigest())
     return found
 
@@ -161,13 +161,8 @@ def odd_memory(group: Group) -> None:
         for blocking in (True, False):
             target[...] = 0
             source = oracle.values("float32", group.rank, 60)
-            work = dispatch.start(
-                "all_reduce",
-                group,
-                blocking,
-                buffers.view(source),
-                buffers.view(target),
-                ReduceOp.SUM,
+            work = dispatch.all_reduce(
+                group, buffers.view(source), buffers.view(target), ReduceOp.SUM, blocking=blocking
             )
             work.wait()
             label = f"{name}, {blocking=}"
@@ -176,7 +171,7 @@ def odd_memory(group: Group) -> None:
     target = np.zeros(120, np.float32)
     target[::2] = oracle.values("float32", group.rank, 60)
     buffer = buffers.view(target[::2])
-    dispatch.start("all_reduce", group, True, buffer, buffer, ReduceOp.SUM)
+    dispatch.all_reduce(group, buffer, buffer, ReduceOp.SUM)
     oracle.check_same(target[::2], total, "strided in place", any_nan=True)
     assert not target[1::2].any(), "wrote between the elements"
 
@@ -189,9 +184,7 @@ def test_memory_that_is_not_contiguous(world, ranks):
 def two_views(group: Group) -> None:
     """In place with two buffer objects on one memory, as the MindSpore face may pass them."""
     array = oracle.values("int64", group.rank, PRIME)
-    dispatch.start(
-        "all_reduce", group, True, buffers.view(array), buffers.view(array), ReduceOp.BXOR
-    )
+    dispatch.all_reduce(group, buffers.view(array), buffers.view(array), ReduceOp.BXOR)
     expected = oracle.reduced(ReduceOp.BXOR, "int64", group.size, PRIME)
     oracle.check_same(array, expected, "two views of one array")
 

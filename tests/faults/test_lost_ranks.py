@@ -176,8 +176,9 @@ group = groups.init("shm", 30)
 reduce(group)
 if rank == 2:
     time.sleep(1.5)
-with dispatch.deadline(group, 0.5 if rank == 1 else 20):
-    say(**fault(lambda: reduce(group)))
+seconds = 0.5 if rank == 1 else 20
+memory = buffers.view(np.ones(10))
+say(**fault(lambda: dispatch.all_reduce(group, memory, memory, ReduceOp.SUM, timeout=seconds)))
 """
 
 

@@ -196,7 +196,7 @@ reduce(world)
 if rank == 0:
     works = [start_reduce(world, np.ones(9)), start_reduce(group, np.ones(1 << 18)),
              start_reduce(group, np.ones(9)),
-             dispatch.start("recv", world, False, buffers.view(np.ones(3)), 1, 0)]
+             dispatch.recv(world, buffers.view(np.ones(3)), 1, 0, blocking=False)]
     if not {kept}:
         del works
     sys.exit()

@@ -20,9 +20,9 @@ reduce(world)
 def exchange(group):
     # A message around the ring: each rank gets the world rank of its neighbour.
     ours, theirs = np.array([group.ranks[group.rank]]), np.zeros(1, int)
-    work = dispatch.start("recv", group, False, buffers.view(theirs),
-                          (group.rank - 1) % group.size, 0)
-    dispatch.start("send", group, True, buffers.view(ours), (group.rank + 1) % group.size, 0)
+    work = dispatch.recv(group, buffers.view(theirs),
+                          (group.rank - 1) % group.size, 0, blocking=False)
+    dispatch.send(group, buffers.view(ours), (group.rank + 1) % group.size, 0)
     work.wait()
     assert theirs[0] == group.ranks[(group.rank - 1) % group.size]
 def check(group):
@@ -50,7 +50,7 @@ while True:
         if not in_step:
             # All start the next step together, whoever was told in which step.
             step = np.array([steps])
-            dispatch.start("all_reduce", group, True, buffers.view(step), buffers.view(step),
+            dispatch.all_reduce(group, buffers.view(step), buffers.view(step),
                            ReduceOp.MAX)
             steps, in_step = int(step[0]), True
         gradient = np.full(1 + steps % 3000, float(1 << group.ranks[group.rank]))
@@ -248,7 +248,7 @@ hear()
 arrays = [np.ones(1000) for _ in range(5)]
 works = [start_reduce(world, array) for array in arrays]
 box = np.zeros(4)
-works.append(dispatch.start("recv", world, False, buffers.view(box), (rank + 1) % 3, 9))
+works.append(dispatch.recv(world, buffers.view(box), (rank + 1) % 3, 9, blocking=False))
 smaller = world.shrink([1])
 kinds = [fault(work.wait)["kind"] for work in works]
 say(ranks=check(smaller), kinds=sorted(set(kinds)))

@@ -30,7 +30,7 @@ from unisono.errors import (
 def total(group: Group) -> float:
     array = np.array([float(1 << group.ranks[group.rank])])
     memory = buffers.view(array)
-    dispatch.start("all_reduce", group, True, memory, memory, ReduceOp.SUM)
+    dispatch.all_reduce(group, memory, memory, ReduceOp.SUM)
     return float(array[0])
 
 
@@ -86,7 +86,7 @@ def leave_out(kind: str) -> Any:
         with pytest.raises(ArgumentError, match="excludes itself"):
             group.shrink([1])
         return None
-    pending = dispatch.start("barrier", group, False) if kind == "pending" else None
+    pending = dispatch.barrier(group, blocking=False) if kind == "pending" else None
     smaller = group.shrink([1])
     if pending is not None:
         with pytest.raises((NotReady, PeerLost)):

@@ -75,7 +75,7 @@ def run(group: Group, play: Play) -> None:
 def start(group: Group, play: Play, blocking: bool) -> Running:
     """Start the call on this rank, with memory of its own."""
     if play.verb == "barrier":
-        return Running(str(play), dispatch.start("barrier", group, blocking), False)
+        return Running(str(play), dispatch.barrier(group, blocking=blocking), False)
     rank, size = group.rank, group.size
     source, result, offset = _PARTS[play.verb](play, rank, size)
     label = f"{play} on rank {rank} of {size}"
@@ -86,7 +86,7 @@ def start(group: Group, play: Play, blocking: bool) -> Running:
     else:
         src, dst = _apart(pairs, guarded, source, result)
     arguments = _arguments(play, rank, size, src, dst)
-    work = dispatch.start(play.verb, group, blocking, *arguments)
+    work = getattr(dispatch, play.verb)(group, *arguments, blocking=blocking)
     reduces = play.verb in REDUCTIONS
     rounds = reduces and gaps.has(group.engine.name, "rank order")
     return Running(label, work, reduces, play.op if rounds else None, pairs, guarded)

@@ -32,7 +32,7 @@ def say(**fields):
 
 def reduce(group, blocking=True):
     memory = buffers.view(np.full(3, group.rank + 1.0))
-    dispatch.start("all_reduce", group, blocking, memory, memory, ReduceOp.SUM).wait()
+    dispatch.all_reduce(group, memory, memory, ReduceOp.SUM, blocking=blocking).wait()
     return float(memory.array[0])
 
 def fault(action):
@@ -82,7 +82,7 @@ def play(
 def call(group: Group, verb: str, *arguments: object, blocking: bool = True) -> None:
     """One call, waited for; arrays are viewed."""
     viewed = [buffers.view(a) if isinstance(a, np.ndarray) else a for a in arguments]
-    dispatch.start(verb, group, blocking, *viewed).wait()
+    getattr(dispatch, verb)(group, *viewed, blocking=blocking).wait()
 
 
 def error_of(action: Callable[[], object]) -> UnisonoError | None:

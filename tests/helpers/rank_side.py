@@ -54,7 +54,7 @@ def hear() -> None:
 
 def start_reduce(group: Group, array: np.ndarray, blocking: bool = False) -> Work:
     memory = buffers.view(array)
-    return dispatch.start("all_reduce", group, blocking, memory, memory, ReduceOp.SUM)
+    return dispatch.all_reduce(group, memory, memory, ReduceOp.SUM, blocking=blocking)
 
 
 def reduce(group: Group, count: int = 1, blocking: bool = True) -> float:
@@ -66,7 +66,7 @@ def reduce(group: Group, count: int = 1, blocking: bool = True) -> float:
 
 
 def recv(group: Group, peer: int) -> None:
-    dispatch.start("recv", group, True, buffers.view(np.zeros(4)), peer, 0)
+    dispatch.recv(group, buffers.view(np.zeros(4)), peer, 0)
 
 
 def fault(action: Callable[[], object]) -> dict[str, Any]:

@@ -122,8 +122,8 @@ def play_messages(world: Group) -> int:
             source %= world.size
             given = oracle.values("float32", world.rank * 16 + target, count)
             found = np.zeros(count, np.float32)
-            sent = dispatch.start("send", world, False, buffers.view(given), target, distance)
-            dispatch.start("recv", world, True, buffers.view(found), source, distance)
+            sent = dispatch.send(world, buffers.view(given), target, distance, blocking=False)
+            dispatch.recv(world, buffers.view(found), source, distance)
             sent.wait()
             wanted = oracle.values("float32", source * 16 + world.rank, count)
             oracle.check_same(found, wanted, f"{count} from {source}")
@@ -161,16 +161,16 @@ def count_traffic(world: Group) -> list[dict[str, Any]]:
 
 def _traffic_of(world: Group, group: Group, verb: str) -> tuple[int, int]:
     """A call whose whole vector, all shares together, is PAYLOAD bytes."""
-    dispatch.start("barrier", world, True)
+    dispatch.barrier(world)
     time.sleep(0.05)  # let what is on its way arrive
     before = crossed()
-    dispatch.start("barrier", world, True)
+    dispatch.barrier(world)
     if group.rank >= 0:
         count = PAYLOAD // 4
         share = count if verb in ("all_reduce", "broadcast") else count // group.size
         play = Play(verb, "int32", share)
         cases.run(group, play)
-    dispatch.start("barrier", world, True)
+    dispatch.barrier(world)
     time.sleep(0.05)
     after = crossed()
     return after[0] - before[0], after[1] - before[1]
@@ -187,7 +187,7 @@ def loop(world: Group) -> dict[str, Any]:
     while True:
         began = time.monotonic()
         try:
-            dispatch.start("all_reduce", world, True, memory, memory, ReduceOp.MAX)
+            dispatch.all_reduce(world, memory, memory, ReduceOp.MAX)
         except Exception as error:
             kind = [each.__name__ for each in type(error).__mro__]
             return {"kind": kind, "text": str(error), "seconds": time.monotonic() - began}

@@ -54,11 +54,11 @@ while True:
     operator = ReduceOp.MAX if odd and kind == "operator" else ReduceOp.SUM
     memory = buffers.view(array[:4] if odd and kind == "count" else array)
     if odd and kind == "collective":
-        action = lambda: dispatch.start("barrier", group, True)
+        action = lambda: dispatch.barrier(group)
     elif kind == "root":
-        action = lambda: dispatch.start("broadcast", group, True, memory, memory, int(odd))
+        action = lambda: dispatch.broadcast(group, memory, memory, int(odd))
     else:
-        action = lambda: dispatch.start("all_reduce", group, True, memory, memory, operator)
+        action = lambda: dispatch.all_reduce(group, memory, memory, operator)
     began = time.monotonic()
     told = fault(action)
     heard = time.monotonic()

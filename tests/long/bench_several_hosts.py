@@ -83,7 +83,7 @@ def rank(sizes: str) -> None:
 
     def hybrid(data: np.ndarray) -> None:
         view = buffers.view(data)
-        dispatch.start("all_reduce", world, True, view, view, ReduceOp.SUM)
+        dispatch.all_reduce(world, view, view, ReduceOp.SUM)
 
     def gloo(data: np.ndarray) -> None:
         dist.all_reduce(torch.from_numpy(data))
@@ -96,7 +96,7 @@ def rank(sizes: str) -> None:
                 dist.barrier()
                 before, began = sent(), time.perf_counter()
                 call(data)
-                dispatch.start("barrier", world, True)
+                dispatch.barrier(world)
                 found[call.__name__].append((time.perf_counter() - began, sent() - before))
                 assert (data == world.size).all()
         row = {

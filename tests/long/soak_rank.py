@@ -92,7 +92,7 @@ class _Round:
             for number in range(calls):
                 self._step(number)
             self._settle()
-            dispatch.start("barrier", self._world, True)
+            dispatch.barrier(self._world)
         finally:
             # Whoever waits in one of them for us is told that we have left.
             for group in self._groups:
@@ -157,11 +157,11 @@ class _Round:
         count = self._random.choice(_COUNTS)
         data = np.random.default_rng([number, giver]).integers(0, 255, count, np.uint8)
         if self._world.rank == giver:
-            dispatch.start("send", self._world, True, buffers.view(data), taker, number)
+            dispatch.send(self._world, buffers.view(data), taker, number)
         elif self._world.rank == taker:
             room = np.zeros(count, np.uint8)
             source = None if number % 3 == 0 else giver
-            work = dispatch.start("recv", self._world, True, buffers.view(room), source, number)
+            work = dispatch.recv(self._world, buffers.view(room), source, number)
             assert (room == data).all(), f"message {number} of {giver} to {taker}"
             assert work.source == giver
             self._soaked.messages += 1

@@ -7,13 +7,13 @@ from typing import Any
 
 from unisono.errors import ArgumentTypeError
 
-__all__ = ["whole_number", "whole_numbers"]
+__all__ = ["as_int", "as_ints"]
 
 
-def whole_number(value: Any, name: str) -> int:
+def as_int(value: Any, name: str) -> int:
     """An int of any library as Python's own; the error names the parameter.
 
-    >>> whole_number(True, "tag")
+    >>> as_int(True, "tag")
     1
     """
     try:
@@ -22,10 +22,10 @@ def whole_number(value: Any, name: str) -> int:
         raise ArgumentTypeError(f"{name} must be a whole number, got {value!r}") from error
 
 
-def whole_numbers(values: Any, name: str) -> list[int]:
+def as_ints(values: Any, name: str) -> list[int]:
     """The same for a list of them, or anything else that can be gone through.
 
-    >>> whole_numbers(range(3), "counts")
+    >>> as_ints(range(3), "counts")
     [0, 1, 2]
     """
     try:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from unisono.core import dtypes
-from unisono.core.arguments import whole_numbers
+from unisono.core.arguments import as_ints
 from unisono.core.dtypes import DType
 from unisono.core.engine import Work
 from unisono.errors import ArgumentError, ArgumentTypeError, Unsupported
@@ -26,12 +26,12 @@ __all__ = [
     "Output",
     "check_writable",
     "concatenated",
-    "deal_out",
+    "unpack_into",
     "is_tensor",
     "output_like",
     "overlap",
-    "room_for",
-    "seen_elsewhere",
+    "empty_for",
+    "saw_device_tensor",
     "view",
 ]
 
@@ -40,7 +40,7 @@ _first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 
 
 #: Whether any tensor so far was not in the memory of the host; until then nobody need look.
-seen_elsewhere = False
+saw_device_tensor = False
 
 
 class Buffer:
@@ -126,7 +126,7 @@ def output_like(tensor: Any, shape: Sequence[int] | None = None) -> Output:
             f"cannot make a tensor like {_describe(tensor)}; "
             "pass a NumPy, torch, MindSpore, JAX or CuPy tensor"
         )
-    asked = None if shape is None else whole_numbers(shape, "a shape")
+    asked = None if shape is None else as_ints(shape, "a shape")
     try:
         size = tuple(tensor.shape if asked is None else asked)
         made = _empty(kind, size, tensor)
@@ -171,7 +171,7 @@ def concatenated(parts: Sequence[Buffer]) -> Any:
     return sys.modules["torch"].cat([_flat(part) for part in parts])
 
 
-def room_for(parts: Sequence[Buffer]) -> Any:
+def empty_for(parts: Sequence[Buffer]) -> Any:
     """A new flat array, as long as several buffers together."""
     count = sum(part.count for part in parts)
     if parts[0].device == "cpu":
@@ -179,7 +179,7 @@ def room_for(parts: Sequence[Buffer]) -> Any:
     return _flat(parts[0]).new_empty(count)
 
 
-def deal_out(whole: Any, parts: Sequence[Buffer]) -> None:
+def unpack_into(whole: Any, parts: Sequence[Buffer]) -> None:
     """Copy the elements of a flat array to several buffers, and on to where those belong."""
     start = 0
     for part in parts:
@@ -272,9 +272,9 @@ def _view_torch(tensor: Any) -> Buffer:
 
 
 def _note_device(buffer: Buffer, tensor: Any) -> None:
-    global seen_elsewhere
+    global saw_device_tensor
     buffer.device = tensor.device.type
-    seen_elsewhere = True
+    saw_device_tensor = True
 
 
 def _view_mindspore(tensor: Any) -> Buffer:

@@ -1,73 +1,319 @@
-"""The only caller of engines: checks arguments, numbers calls, runs them, explains errors.
+"""Checks calls, describes each as one `Call`, runs it on the group's engine, explains errors.
 
-A face calls `start(verb, group, blocking, ...)`; with `blocking` the work that comes back has
-ended. Bad input is an error here, before anything moves.
+There is one function for each verb. With `blocking` the work that comes back has ended; `timeout`
+is in seconds, and None means the group's own. Bad input is an error here, before anything moves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import Concatenate, ParamSpec
 
-from unisono.core import buffers, environment
-from unisono.core.arguments import whole_number
+from unisono.core import buffers, trace
+from unisono.core.arguments import as_int
 from unisono.core.buffers import Buffer
-from unisono.core.engine import DONE, Counts, Engine, ReduceOp, Work
+from unisono.core.call import Call, Caller, Counts
+from unisono.core.engine import DONE, Engine, ReduceOp, Work
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError, NotReady, UnisonoError, Unsupported
 
-__all__ = ["deadline", "start"]
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "gather",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send",
+]
 
-_MESSAGES = ("send", "recv")  # only those who send and receive count them
+_P = ParamSpec("_P")
+_Verb = Callable[Concatenate[Group, _P], Work]
 
 
-def start(verb: str, group: Group, blocking: bool, *arguments: Any) -> Work:
-    """Check one call of `verb`, hand it to the group's engine and return its work.
+def _explained(verb: _Verb[_P]) -> _Verb[_P]:
+    """Let errors of a verb say where they happened: verb, group and rank."""
+    name = verb.__name__
+    numbered = name not in ("send", "recv")  # messages are not counted
 
-    The arguments are those of the method of the same name of `Engine`.
-    """
+    @functools.wraps(verb)
+    def explained(group: Group, *args: _P.args, **kwargs: _P.kwargs) -> Work:
+        try:
+            return verb(group, *args, **kwargs)
+        except UnisonoError as error:
+            error.add_note(_where(name, group, group.calls if numbered else 0))
+            raise
+
+    return explained  # type: ignore[return-value]  # mypy wants the first parameter nameless
+
+
+# ---- the verbs -----------------------------------------------------------------------------------
+
+
+@_explained
+def broadcast(
+    group: Group,
+    source: Buffer | None,
+    destination: Buffer,
+    root: int,
+    *,
+    blocking: bool = True,
+    timeout: float | None = None,
+) -> Work:
+    """Copy `source` of the root to `destination` of every rank (`source` is None elsewhere)."""
+    engine = _engine(group, source, destination)
+    _check_rank(group, root, "root")
+    if group.rank == root:
+        source = _need(source, "src on the root")
+        _check_pair(source, destination)
+        _check_count(destination.count, source.count, "dst")
+    buffers.check_writable(destination)
+    call = Call.broadcast(_caller(group, engine, blocking, timeout), source, destination, root)
+    return _finish(engine.broadcast(call), call, group)
+
+
+@_explained
+def reduce(
+    group: Group,
+    source: Buffer,
+    destination: Buffer | None,
+    op: ReduceOp,
+    root: int,
+    *,
+    blocking: bool = True,
+    timeout: float | None = None,
+) -> Work:
+    """Combine every `source` into `destination` of the root (`destination` is None elsewhere)."""
+    engine = _engine(group, source, destination)
+    _check_rank(group, root, "root")
+    if group.rank == root:
+        destination = _need(destination, "dst on the root")
+        _check_reduction(source, destination, op)
+    else:
+        _check_operator(source, op)
+    call = Call.reduce(_caller(group, engine, blocking, timeout), source, destination, op, root)
+    return _finish(engine.reduce(call), call, group)
+
+
+@_explained
+def all_reduce(
+    group: Group,
+    source: Buffer,
+    destination: Buffer,
+    op: ReduceOp,
+    *,
+    blocking: bool = True,
+    timeout: float | None = None,
+) -> Work:
+    """Combine every `source` into `destination` of every rank."""
+    engine = _engine(group, source, destination)
+    _check_reduction(source, destination, op)
+    call = Call.all_reduce(_caller(group, engine, blocking, timeout), source, destination, op)
+    return _finish(engine.all_reduce(call), call, group)
+
+
+@_explained
+def reduce_scatter(
+    group: Group,
+    source: Buffer,
+    destination: Buffer,
+    op: ReduceOp,
+    counts: Counts = None,
+    *,
+    blocking: bool = True,
+    timeout: float | None = None,
+) -> Work:
+    """Combine every `source` and leave part `rank` of the result in `destination`."""
+    engine = _engine(group, source, destination)
+    _check_operator(source, op)
+    _check_parts(group, counts, source, "src", destination, "dst")
+    buffers.check_writable(destination)
+    caller = _caller(group, engine, blocking, timeout)
+    call = Call.reduce_scatter(caller, source, destination, op, counts)
+    return _finish(engine.reduce_scatter(call), call, group)
+
+
+@_explained
+def gather(
+    group: Group,
+    source: Buffer,
+    destination: Buffer | None,
+    root: int,
+    counts: Counts = None,
+    *,
+    blocking: bool = True,
+    timeout: float | None = None,
+) -> Work:
+    """Join every `source` in `destination` of the root; `counts` matters on the root only."""
+    engine = _engine(group, source, destination)
+    _check_rank(group, root, "root")
+    if group.rank == root:
+        destination = _need(destination, "dst on the root")
+        _check_parts(group, counts, destination, "dst", source, "src")
+        buffers.check_writable(destination)
+    caller = _caller(group, engine, blocking, timeout)
+    call = Call.gather(caller, source, destination, root, counts)
+    return _finish(engine.gather(call), call, group)
+
+
+@_explained
+def all_gather(
+    group: Group,
+    source: Buffer,
+    destination: Buffer,
+    counts: Counts = None,
+    *,
+    blocking: bool = True,
+    timeout: float | None = None,
+) -> Work:
+    """Join every `source` in `destination` of every rank."""
+    engine = _engine(group, source, destination)
+    _check_parts(group, counts, destination, "dst", source, "src")
+    buffers.check_writable(destination)
+    call = Call.all_gather(_caller(group, engine, blocking, timeout), source, destination, counts)
+    return _finish(engine.all_gather(call), call, group)
+
+
+@_explained
+def scatter(
+    group: Group,
+    source: Buffer | None,
+    destination: Buffer,
+    root: int,
+    counts: Counts = None,
+    *,
+    blocking: bool = True,
+    timeout: float | None = None,
+) -> Work:
+    """Distribute `source` of the root; `counts` matters on the root only."""
+    engine = _engine(group, source, destination)
+    _check_rank(group, root, "root")
+    if group.rank == root:
+        source = _need(source, "src on the root")
+        _check_parts(group, counts, source, "src", destination, "dst")
+    buffers.check_writable(destination)
+    caller = _caller(group, engine, blocking, timeout)
+    call = Call.scatter(caller, source, destination, root, counts)
+    return _finish(engine.scatter(call), call, group)
+
+
+@_explained
+def all_to_all(
+    group: Group,
+    source: Buffer,
+    destination: Buffer,
+    sends: Counts = None,
+    receives: Counts = None,
+    *,
+    blocking: bool = True,
+    timeout: float | None = None,
+) -> Work:
+    """Send part j of `source` to rank j, and receive part i of `destination` from rank i."""
+    engine = _engine(group, source, destination)
+    _check_exchange(group, source, destination, sends, receives)
+    caller = _caller(group, engine, blocking, timeout)
+    call = Call.all_to_all(caller, source, destination, sends, receives)
+    return _finish(engine.all_to_all(call), call, group)
+
+
+@_explained
+def send(
+    group: Group,
+    source: Buffer,
+    peer: int,
+    tag: int = 0,
+    *,
+    blocking: bool = True,
+    timeout: float | None = None,
+) -> Work:
+    """Send `source` to `peer`; ends when `source` may be written again."""
+    engine = _engine(group, source, None)
+    _check_rank(group, peer, "peer")
+    _check_tag(tag)
+    caller = _caller(group, engine, blocking, timeout, message=True)
+    call = Call.send(caller, source, peer, tag)
+    return _finish(engine.send(call), call, group)
+
+
+@_explained
+def recv(
+    group: Group,
+    destination: Buffer,
+    peer: int | None,
+    tag: int = 0,
+    *,
+    blocking: bool = True,
+    timeout: float | None = None,
+) -> Work:
+    """Receive into `destination` from `peer`, or from any rank; `work.source` says from whom."""
+    engine = _engine(group, None, destination)
+    if peer is not None:
+        _check_rank(group, peer, "peer")
+    _check_tag(tag)
+    buffers.check_writable(destination)
+    caller = _caller(group, engine, blocking, timeout, message=True)
+    call = Call.recv(caller, destination, peer, tag)
+    return _finish(engine.recv(call), call, group)
+
+
+@_explained
+def barrier(group: Group, *, blocking: bool = True, timeout: float | None = None) -> Work:
+    """End when every rank of the group has called it."""
+    engine = _engine(group, None, None)
+    call = Call.barrier(_caller(group, engine, blocking, timeout))
+    return _finish(engine.barrier(call), call, group)
+
+
+# ---- before and after the engine -----------------------------------------------------------------
+
+
+def _engine(group: Group, source: Buffer | None, destination: Buffer | None) -> Engine:
+    """The group's engine, if this rank is a member and the engine reaches the memory."""
     engine = group.engine
-    try:
-        if engine is None:
-            raise _no_engine(group)
-        if buffers.seen_elsewhere:
-            _check_devices(engine, arguments)
-        destination = _CHECKS[verb](group, *arguments)
-        if verb not in _MESSAGES:
-            group.calls += 1
-        work: Work = getattr(engine, verb)(*arguments, blocking)
-        if destination is not None and destination.copy_back is not None:
-            work.then(destination.copy_back)
-        if blocking and work is not DONE:
-            work.wait()  # it has ended; this notes its outcome and copies its result back
-    except UnisonoError as error:
-        error.add_note(_where(verb, group))
-        raise
-    if not blocking:
-        work.where = _where(verb, group)
+    if engine is None:
+        raise _no_engine(group)
+    if buffers.saw_device_tensor:
+        _check_devices(engine, source, destination)
+    return engine
+
+
+def _caller(
+    group: Group, engine: Engine, blocking: bool, timeout: float | None, *, message: bool = False
+) -> Caller:
+    if not message:
+        group.calls += 1
+    return Caller(
+        group.rank,
+        group.size,
+        0 if message else group.calls,
+        engine.timeout if timeout is None else timeout,
+        blocking,
+        True,
+        "" if engine.finds_call_sites else trace.call_site() or "",
+    )
+
+
+def _finish(work: Work, call: Call, group: Group) -> Work:
+    """Copy the result back where that is needed, and wait if the caller does."""
+    if call.destination is not None and call.destination.copy_back is not None:
+        work.then(call.destination.copy_back)
+    if not call.blocking:
+        work.note(lambda: _where(call.verb, group, call.number))
+    elif work is not DONE:
+        work.wait()  # it has ended; this notes its outcome and copies its result back
     return work
 
 
-@contextmanager
-def deadline(group: Group, seconds: float | None) -> Iterator[None]:
-    """Let the calls that start in this block wait `seconds` for others; None changes nothing."""
-    engine = group.engine
-    if engine is None or seconds is None:
-        yield
-        return
-    before, engine.timeout = engine.timeout, environment.timeout(seconds)
-    try:
-        yield
-    finally:
-        engine.timeout = before
-
-
-def _where(verb: str, group: Group) -> str:
+def _where(verb: str, group: Group, number: int) -> str:
     if group.rank < 0:
         return f"in {verb} on group {group.name!r}, by a rank that is not in it"
-    number = "" if verb in _MESSAGES else f" (call {group.calls})"
-    return f"in {verb}{number} on group {group.name!r}, rank {group.rank} of {group.size}"
+    counted = f" (call {number})" if number else ""
+    return f"in {verb}{counted} on group {group.name!r}, rank {group.rank} of {group.size}"
 
 
 def _no_engine(group: Group) -> NotReady:
@@ -79,9 +325,12 @@ def _no_engine(group: Group) -> NotReady:
     return NotReady(f"group {group.name!r} is closed; make a new one")
 
 
-def _check_devices(engine: Engine, arguments: Sequence[Any]) -> None:
+# ---- checks --------------------------------------------------------------------------------------
+
+
+def _check_devices(engine: Engine, *memory: Buffer | None) -> None:
     """All buffers of a call are in one memory, which the engine reaches."""
-    devices = {argument.device for argument in arguments if isinstance(argument, Buffer)}
+    devices = {buffer.device for buffer in memory if buffer is not None}
     if len(devices) > 1:
         raise ArgumentError(f"one call has tensors on {' and '.join(sorted(devices))}")
     if not devices <= engine.devices:
@@ -92,136 +341,28 @@ def _check_devices(engine: Engine, arguments: Sequence[Any]) -> None:
         )
 
 
-# ---- checks: each takes the arguments of its verb and returns the destination, if it has one -----
-
-
-def _broadcast(group: Group, src: Buffer | None, dst: Buffer, root: int) -> Buffer:
-    _check_root(group, root)
-    if group.rank == root:
-        src = _need(src, "src on the root")
-        _check_pair(src, dst)
-        _check_count(dst.count, src.count, "dst")
-    buffers.check_writable(dst)
-    return dst
-
-
-def _reduce(
-    group: Group, src: Buffer, dst: Buffer | None, op: ReduceOp, root: int
-) -> Buffer | None:
-    _check_root(group, root)
-    _check_operator(src, op)
-    if group.rank != root:
-        return None
-    return _all_reduce(group, src, _need(dst, "dst on the root"), op)
-
-
-def _all_reduce(group: Group, src: Buffer, dst: Buffer, op: ReduceOp) -> Buffer:
-    if type(op) is not ReduceOp or op.name not in src.dtype.operators:
-        _check_operator(src, op)
-    if src is not dst:
-        _check_pair(src, dst)
-        _check_count(dst.count, src.count, "dst")
-    if not dst.writable:
-        buffers.check_writable(dst)
-    return dst
-
-
-def _reduce_scatter(group: Group, src: Buffer, dst: Buffer, op: ReduceOp, counts: Counts) -> Buffer:
-    _check_operator(src, op)
-    _check_parts(group, counts, src, "src", dst, "dst")
-    buffers.check_writable(dst)
-    return dst
-
-
-def _gather(
-    group: Group, src: Buffer, dst: Buffer | None, root: int, counts: Counts
-) -> Buffer | None:
-    _check_root(group, root)
-    if group.rank != root:
-        return None
-    return _all_gather(group, src, _need(dst, "dst on the root"), counts)
-
-
-def _all_gather(group: Group, src: Buffer, dst: Buffer, counts: Counts) -> Buffer:
-    _check_parts(group, counts, dst, "dst", src, "src")
-    buffers.check_writable(dst)
-    return dst
-
-
-def _scatter(group: Group, src: Buffer | None, dst: Buffer, root: int, counts: Counts) -> Buffer:
-    _check_root(group, root)
-    if group.rank == root:
-        src = _need(src, "src on the root")
-        _check_parts(group, counts, src, "src", dst, "dst")
-    buffers.check_writable(dst)
-    return dst
-
-
-def _all_to_all(group: Group, src: Buffer, dst: Buffer, sends: Counts, receives: Counts) -> Buffer:
-    if (sends is None) != (receives is None):
-        raise ArgumentError("give both counts, of what is sent and of what is received, or neither")
-    if sends is None or receives is None:
-        if src.count % group.size:
-            raise ArgumentError(
-                f"src has {src.count} elements, not a multiple of the {group.size} ranks"
-            )
-        _check_count(dst.count, src.count, "dst")
-    else:
-        _check_counts(group, sends, src.count, "src")
-        _check_counts(group, receives, dst.count, "dst")
-    _check_pair(src, dst)
-    buffers.check_writable(dst)
-    return dst
-
-
-def _send(group: Group, src: Buffer, peer: int, tag: int) -> None:
-    _check_rank(group, peer, "peer")
-    _check_tag(tag)
-
-
-def _recv(group: Group, dst: Buffer, peer: int | None, tag: int) -> Buffer:
-    if peer is not None:
-        _check_rank(group, peer, "peer")
-    _check_tag(tag)
-    buffers.check_writable(dst)
-    return dst
-
-
-def _barrier(group: Group) -> None:
-    return None
-
-
-_CHECKS: dict[str, Callable[..., Buffer | None]] = {
-    "broadcast": _broadcast,
-    "reduce": _reduce,
-    "all_reduce": _all_reduce,
-    "reduce_scatter": _reduce_scatter,
-    "gather": _gather,
-    "all_gather": _all_gather,
-    "scatter": _scatter,
-    "all_to_all": _all_to_all,
-    "send": _send,
-    "recv": _recv,
-    "barrier": _barrier,
-}
-
-
 def _need(buffer: Buffer | None, name: str) -> Buffer:
     if buffer is None:
         raise ArgumentError(f"{name} is missing")
     return buffer
 
 
-def _check_operator(src: Buffer, op: ReduceOp) -> None:
+def _check_reduction(source: Buffer, destination: Buffer, op: ReduceOp) -> None:
+    if type(op) is not ReduceOp or op.name not in source.dtype.operators:
+        _check_operator(source, op)
+    if source is not destination:
+        _check_pair(source, destination)
+        _check_count(destination.count, source.count, "dst")
+    if not destination.writable:
+        buffers.check_writable(destination)
+
+
+def _check_operator(source: Buffer, op: ReduceOp) -> None:
     if not isinstance(op, ReduceOp):
         raise ArgumentTypeError(f"expected a ReduceOp, got {op!r}")
-    if op.name not in src.dtype.operators:
-        able = ", ".join(sorted(src.dtype.operators)) or "none: it can only be moved"
-        raise Unsupported(f"{src.dtype.name} cannot be reduced with {op.name}; it has {able}")
-
-
-def _check_root(group: Group, root: int) -> None:
-    _check_rank(group, root, "root")
+    if op.name not in source.dtype.operators:
+        able = ", ".join(sorted(source.dtype.operators)) or "none: it can only be moved"
+        raise Unsupported(f"{source.dtype.name} cannot be reduced with {op.name}; it has {able}")
 
 
 def _check_rank(group: Group, rank: int, name: str) -> None:
@@ -233,18 +374,18 @@ def _check_rank(group: Group, rank: int, name: str) -> None:
 
 
 def _check_tag(tag: int) -> None:
-    if not -(1 << 63) <= whole_number(tag, "tag") < 1 << 63:
+    if not -(1 << 63) <= as_int(tag, "tag") < 1 << 63:
         raise ArgumentError(f"tag {tag} has more than 64 bits")
 
 
-def _check_pair(src: Buffer, dst: Buffer) -> None:
+def _check_pair(source: Buffer, destination: Buffer) -> None:
     """Same dtype, and memory that is either the same or apart; in either order."""
-    if src.dtype is not dst.dtype:
-        names = f"{src.dtype.name} and {dst.dtype.name}"
+    if source.dtype is not destination.dtype:
+        names = f"{source.dtype.name} and {destination.dtype.name}"
         raise ArgumentTypeError(f"src and dst must have one dtype, not {names}")
-    if not buffers.overlap(src, dst):
+    if not buffers.overlap(source, destination):
         return
-    if src.address == dst.address and src.count == dst.count:
+    if source.address == destination.address and source.count == destination.count:
         return
     raise ArgumentError(
         "src and dst overlap without being the same memory; pass a copy of one of them"
@@ -270,6 +411,24 @@ def _check_parts(
     in_place = part.address == whole.address + start * whole.dtype.itemsize
     if not in_place or part.dtype is not whole.dtype:
         _check_pair(whole, part)
+
+
+def _check_exchange(
+    group: Group, source: Buffer, destination: Buffer, sends: Counts, receives: Counts
+) -> None:
+    if (sends is None) != (receives is None):
+        raise ArgumentError("give both counts, of what is sent and of what is received, or neither")
+    if sends is None or receives is None:
+        if source.count % group.size:
+            raise ArgumentError(
+                f"src has {source.count} elements, not a multiple of the {group.size} ranks"
+            )
+        _check_count(destination.count, source.count, "dst")
+    else:
+        _check_counts(group, sends, source.count, "src")
+        _check_counts(group, receives, destination.count, "dst")
+    _check_pair(source, destination)
+    buffers.check_writable(destination)
 
 
 def _check_counts(group: Group, counts: Sequence[int], total: int, name: str) -> None:

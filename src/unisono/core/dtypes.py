@@ -29,7 +29,7 @@ class ReduceOp:
     """How operands are combined, in rank order.
 
     `bool` sums as "or" and multiplies as "and". `avg` of integers is exact (it cannot overflow)
-    and rounds toward zero. `min` and `max` of floats hand a NaN on. `premul_sum(factor)` sums
+    and rounds toward zero. `min` and `max` of floats pass a NaN on. `premul_sum(factor)` sums
     `factor * operand`.
 
     >>> ReduceOp.SUM, ReduceOp.premul_sum(0.5)
@@ -61,6 +61,11 @@ class ReduceOp:
             return cls("premul_sum", 8, float(factor))
         except (TypeError, ValueError, OverflowError) as error:
             raise ArgumentTypeError(f"factor must be one real number: {error}") from None
+
+    @property
+    def text(self) -> str:
+        """The operator in a message, with its factor if it has one."""
+        return f"premul_sum({self.factor!r})" if self.name == "premul_sum" else self.name
 
     def __repr__(self) -> str:
         if self.name == "premul_sum":

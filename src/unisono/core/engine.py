@@ -1,43 +1,50 @@
-"""What an engine is: twelve verbs on flat buffers, each of which returns a `Work`.
+"""What an engine is: twelve verbs on flat buffers; each takes a `Call` and returns a `Work`.
 
-Adding an engine means one file with a subclass of `Engine` and one line in the entry points
-`unisono.engines`. Everything else (lists, uneven shapes, objects, tuples, handles) is built above.
+Adding an engine means one folder or file with a subclass of `Engine` and one line in the entry
+points `unisono.engines`. Everything else (lists, shapes, objects, tuples, handles) is built above.
 """
 
 from __future__ import annotations
 
 import numbers
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from unisono.core.call import Call
 from unisono.core.dtypes import ReduceOp
 from unisono.errors import ArgumentError, CommTimeout, UnisonoError, Unsupported
 
 if TYPE_CHECKING:
-    from unisono.core.buffers import Buffer
     from unisono.core.environment import Launch
-    from unisono.core.trace import Rank
+    from unisono.core.trace import RankReport
 
-__all__ = ["DONE", "Counts", "Engine", "ReduceOp", "Work"]
+__all__ = ["DONE", "DRAIN_SECONDS", "AllOf", "Engine", "ReduceOp", "Work"]
 
-#: How many elements belong to each rank; None means equal shares.
-Counts = Sequence[int] | None
+#: How long `close` lets calls that are under way go on before it gives them up.
+DRAIN_SECONDS = 2.0
 
 
 class Work(ABC):
     """A call under way. It may be waited for twice, and from any thread.
 
-    An engine writes `_block` and `_poll`; the rest (callbacks, the place for errors) is here.
+    An engine writes `_block` and `_poll`; the rest (callbacks, the note about where) is here.
     """
 
+    #: Which rank a message came from, once it has come.
+    source: int | None
+    #: What `result` returns; the face that started the call sets it with `with_value`.
+    value: Any
+
     def __init__(self) -> None:
-        self.where = ""
-        self.source: int | None = None  # which rank a message came from, once it has come
-        self.value: Any = None  # what `result` gives; the face that started the call sets it
-        self._lock = threading.Lock()
+        self.source = None
+        self.value = None
+        self._where: Callable[[], str] | None = None
+        # A callback may wait for this work, so the lock can be taken again by its owner.
+        self._lock = threading.RLock()
         self._settled = False
         self._error: Exception | None = None
         self._callbacks: list[Callable[[], None]] = []
@@ -49,6 +56,15 @@ class Work(ABC):
     @abstractmethod
     def _block(self, timeout: float | None) -> None:
         """Wait for the end; raise the call's error, or CommTimeout if `timeout` passes first."""
+
+    def with_value(self, value: Any) -> Work:
+        """The work of the same call, whose result is `value`."""
+        self.value = value
+        return self
+
+    def note(self, where: Callable[[], str]) -> None:
+        """Let the error of this call, if it has one, end with what `where` returns."""
+        self._where = where
 
     def then(self, callback: Callable[[], None]) -> None:
         """Run `callback` when the call is first seen to have ended well."""
@@ -123,27 +139,35 @@ class Work(ABC):
         A callback that fails has not put the result in its place, so its error is the call's.
         """
         with self._lock:
-            if self._settled:
-                return
             if error is None:
                 try:
-                    for callback in self._callbacks:
-                        callback()
+                    # One at a time: a callback that waits for this work runs those after it.
+                    while self._callbacks:
+                        self._callbacks.pop(0)()
                 except Exception as failure:
                     error = failure
-            if error is not None and self.where:
-                error.add_note(self.where)
+            if self._settled:
+                return
+            if error is not None and self._where is not None:
+                error.add_note(self._where())
             self._callbacks.clear()
             self._error = error
             self._settled = True
 
 
-class _Done(Work):
-    """The work of a call that ended before it returned; one object serves them all."""
+class _Finished(Work):
+    """The work of a call that ended before it returned; it cannot be changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, value: Any = None) -> None:
         super().__init__()
+        self.value = value
         self._settled = True
+        self._frozen = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if getattr(self, "_frozen", False):
+            raise AttributeError(f"{name} of finished work cannot be set; see with_value")
+        super().__setattr__(name, value)
 
     def _poll(self) -> bool:
         return True
@@ -151,11 +175,35 @@ class _Done(Work):
     def _block(self, timeout: float | None) -> None:
         return None
 
+    def with_value(self, value: Any) -> Work:
+        return _Finished(value)
+
+    def note(self, where: Callable[[], str]) -> None:
+        return None  # it has ended well
+
     def then(self, callback: Callable[[], None]) -> None:
         callback()
 
 
-DONE: Work = _Done()
+#: The work of every call that ended before it returned and whose result nobody asks for.
+DONE: Work = _Finished()
+
+
+class AllOf(Work):
+    """Several calls as one: it has ended when all have."""
+
+    def __init__(self, works: Sequence[Work], value: Any = None) -> None:
+        super().__init__()
+        self._works = works
+        self.value = value
+
+    def _poll(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def _block(self, timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for work in self._works:
+            work.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
 
 class Engine(ABC):
@@ -163,9 +211,11 @@ class Engine(ABC):
 
     Rules that hold for every verb:
 
-    - Buffers are flat and have been checked by `dispatch`. `src` and `dst` may be the same memory.
-    - `blocking` says that the caller will wait at once: the engine may run the call in the
-      caller's thread, and then returns finished work or raises.
+    - A `Call` has been checked by `dispatch`. Its buffers are flat; source and destination may be
+      the same memory.
+    - `call.blocking` says that the caller waits: the engine may run the call in the caller's
+      thread, and then returns finished work or raises.
+    - `call.timeout` is the only deadline, and `call.checked` says whether ranks compare this call.
     - Calls on one engine object come in one order; different engine objects are independent.
     - Roots and peers are ranks of this group. A reduction combines operands in rank order.
     """
@@ -173,21 +223,22 @@ class Engine(ABC):
     name: ClassVar[str]
     #: Whose memory the engine reaches: "cpu", "cuda", ...
     devices: ClassVar[frozenset[str]] = frozenset(["cpu"])
+    #: Whether the engine finds the user's line itself, so that `dispatch` need not look for it.
+    finds_call_sites: ClassVar[bool] = False
     rank: int
     size: int
+    #: Seconds that calls wait for other ranks unless they say otherwise.
     timeout: float
-    #: Whether the caller sees to it that ranks agree on their calls, so that the engine need not.
-    trusting: bool = False
 
     @classmethod
     def unavailable(cls) -> str | None:
-        """Say why this engine cannot run here and what would mend that; None if it can."""
+        """Say why this engine cannot run here and how to fix that; None if it can."""
         return None
 
     @classmethod
     def variant(cls, detail: str) -> type[Engine]:
-        """The engine called `name:detail`, for an engine that comes in several kinds."""
-        raise ArgumentError(f"engine {cls.name!r} has no kind {detail!r}")
+        """The engine called `name:detail`, for an engine that has variants."""
+        raise ArgumentError(f"engine {cls.name!r} has no variant {detail!r}")
 
     @classmethod
     @abstractmethod
@@ -195,57 +246,47 @@ class Engine(ABC):
         """Join the world that `launch` describes."""
 
     @abstractmethod
-    def broadcast(self, src: Buffer | None, dst: Buffer, root: int, blocking: bool) -> Work:
-        """Copy `src` of the root to `dst` of every rank (`src` is None elsewhere)."""
+    def broadcast(self, call: Call) -> Work:
+        """Copy the source of the root to the destination of every rank."""
 
     @abstractmethod
-    def reduce(
-        self, src: Buffer, dst: Buffer | None, op: ReduceOp, root: int, blocking: bool
-    ) -> Work:
-        """Combine every `src` into `dst` of the root (`dst` is None elsewhere)."""
+    def reduce(self, call: Call) -> Work:
+        """Combine every source into the destination of the root."""
 
     @abstractmethod
-    def all_reduce(self, src: Buffer, dst: Buffer, op: ReduceOp, blocking: bool) -> Work:
-        """Combine every `src` into `dst` of every rank."""
+    def all_reduce(self, call: Call) -> Work:
+        """Combine every source into the destination of every rank."""
 
     @abstractmethod
-    def reduce_scatter(
-        self, src: Buffer, dst: Buffer, op: ReduceOp, counts: Counts, blocking: bool
-    ) -> Work:
-        """Combine every `src` and leave part `rank` of it in `dst`."""
+    def reduce_scatter(self, call: Call) -> Work:
+        """Combine every source and leave part `rank` of the result in the destination."""
 
     @abstractmethod
-    def gather(
-        self, src: Buffer, dst: Buffer | None, root: int, counts: Counts, blocking: bool
-    ) -> Work:
-        """Join every `src` in `dst` of the root; `counts` matters on the root only."""
+    def gather(self, call: Call) -> Work:
+        """Join every source in the destination of the root."""
 
     @abstractmethod
-    def all_gather(self, src: Buffer, dst: Buffer, counts: Counts, blocking: bool) -> Work:
-        """Join every `src` in `dst` of every rank."""
+    def all_gather(self, call: Call) -> Work:
+        """Join every source in the destination of every rank."""
 
     @abstractmethod
-    def scatter(
-        self, src: Buffer | None, dst: Buffer, root: int, counts: Counts, blocking: bool
-    ) -> Work:
-        """Deal `src` of the root out; `counts` matters on the root only."""
+    def scatter(self, call: Call) -> Work:
+        """Distribute the source of the root."""
 
     @abstractmethod
-    def all_to_all(
-        self, src: Buffer, dst: Buffer, sends: Counts, receives: Counts, blocking: bool
-    ) -> Work:
-        """Send part j of `src` to rank j, and receive part i of `dst` from rank i."""
+    def all_to_all(self, call: Call) -> Work:
+        """Send part j of the source to rank j, and receive part i of the destination from i."""
 
     @abstractmethod
-    def send(self, src: Buffer, peer: int, tag: int, blocking: bool) -> Work:
-        """Send `src` to `peer`; ends when `src` may be written again."""
+    def send(self, call: Call) -> Work:
+        """Send the source to the peer; ends when the source may be written again."""
 
     @abstractmethod
-    def recv(self, dst: Buffer, peer: int | None, tag: int, blocking: bool) -> Work:
-        """Receive into `dst` from `peer`, or from any rank; `work.source` says from whom."""
+    def recv(self, call: Call) -> Work:
+        """Receive from the peer, or from any rank; `work.source` says from whom."""
 
     @abstractmethod
-    def barrier(self, blocking: bool) -> Work:
+    def barrier(self, call: Call) -> Work:
         """End when every rank has called it."""
 
     @abstractmethod
@@ -258,8 +299,8 @@ class Engine(ABC):
     def shrink(self, exclude: Sequence[int] = ()) -> tuple[Engine, tuple[int, ...]]:
         """Make the engine of the ranks that are alive and not excluded; called by all of these.
 
-        Returns it with the ranks of this group that are in it. This engine is of no more use, but
-        for `close`, which the new one may rely on not to be called before its own.
+        Returns it with the ranks of this group that are in it. Afterwards this engine can only be
+        closed, and not before the new one is.
         """
         raise Unsupported(
             f"engine {self.name!r} cannot shrink a group; engines 'shm' and 'threads' can"
@@ -269,9 +310,9 @@ class Engine(ABC):
     def close(self) -> None:
         """Leave the group; closing twice is allowed."""
 
-    def exit(self) -> None:  # noqa: B027 - few engines have anything to say
-        """Hear, before `close`, that this process is about to end: others may ask how."""
+    def exit(self) -> None:  # noqa: B027 - most engines need not do anything
+        """Note that this process is about to end, before `close`: peers may ask how it ended."""
 
-    def records(self) -> list[Rank]:
+    def records(self) -> list[RankReport]:
         """What each rank of the job called last; empty on engines that keep no records."""
         return []

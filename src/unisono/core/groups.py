@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from unisono.core import environment, registry
-from unisono.core.arguments import whole_numbers
+from unisono.core.arguments import as_ints
 from unisono.core.engine import Engine
 from unisono.core.environment import Launch
 from unisono.errors import ArgumentError, NotReady
@@ -72,7 +72,7 @@ class Group:
         Members must all call it; for others it makes a group they are not in. Nobody waits for
         ranks outside the new group.
         """
-        chosen = tuple(whole_numbers(ranks, "ranks"))
+        chosen = tuple(as_ints(ranks, "ranks"))
         if not chosen:
             raise ArgumentError("a group needs at least one rank")
         if len(set(chosen)) != len(chosen):
@@ -108,7 +108,7 @@ class Group:
         this group that are under way end with an error, and it is of no more use. With `world` the
         new group replaces the world: its ranks are counted anew, and every other group is closed.
         """
-        excluded = tuple(whole_numbers(exclude, "the ranks to exclude"))
+        excluded = tuple(as_ints(exclude, "the ranks to exclude"))
         for rank in excluded:
             if not 0 <= rank < self.size:
                 raise ArgumentError(f"rank {rank} is not in group {self.name!r} of {self.size}")

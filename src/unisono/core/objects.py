@@ -26,7 +26,7 @@ def all_gather(group: Group, thing: Any) -> list[Any]:
     data, failure = _packed(thing)
     sizes = _all_sizes(group, data.size)
     joined = np.empty(sum(sizes), np.uint8)
-    dispatch.start("all_gather", group, True, view(data), view(joined), sizes)
+    dispatch.all_gather(group, view(data), view(joined), sizes)
     _check(failure)
     return _unpacked(group, joined, sizes)
 
@@ -36,11 +36,11 @@ def gather(group: Group, thing: Any, root: int) -> list[Any] | None:
     data, failure = _packed(thing)
     sizes = _all_sizes(group, data.size)
     if group.rank != root:
-        dispatch.start("gather", group, True, view(data), None, root, None)
+        dispatch.gather(group, view(data), None, root)
         _check(failure)
         return None
     joined = np.empty(sum(sizes), np.uint8)
-    dispatch.start("gather", group, True, view(data), view(joined), root, sizes)
+    dispatch.gather(group, view(data), view(joined), root, sizes)
     _check(failure)
     return _unpacked(group, joined, sizes)
 
@@ -50,10 +50,10 @@ def broadcast(group: Group, thing: Any, root: int) -> Any:
     at_root = group.rank == root
     data, failure = _packed(thing) if at_root else (np.empty(0, np.uint8), None)
     size = np.array([data.size])
-    dispatch.start("broadcast", group, True, view(size) if at_root else None, view(size), root)
+    dispatch.broadcast(group, view(size) if at_root else None, view(size), root)
     if not at_root:
         data = np.empty(int(size[0]), np.uint8)
-    dispatch.start("broadcast", group, True, view(data) if at_root else None, view(data), root)
+    dispatch.broadcast(group, view(data) if at_root else None, view(data), root)
     _check(failure)
     return thing if at_root else decode(data.tobytes(), group.ranks[root])
 
@@ -62,19 +62,19 @@ def scatter(group: Group, things: Sequence[Any] | None, root: int) -> Any:
     """Object `rank` of the root's list."""
     size = np.empty(1, np.int64)
     if group.rank != root or things is None:
-        dispatch.start("scatter", group, True, None, view(size), root, None)
+        dispatch.scatter(group, None, view(size), root)
         data = np.empty(int(size[0]), np.uint8)
-        dispatch.start("scatter", group, True, None, view(data), root, None)
+        dispatch.scatter(group, None, view(data), root)
         return decode(data.tobytes(), group.ranks[root])
     parts = [_packed(thing) for thing in things]
     failed = next((part for part in parts if part[1] is not None), None)
     if failed is not None:
         parts = [failed] * len(parts)  # nobody gets anything
     sizes = np.array([data.size for data, _ in parts])
-    dispatch.start("scatter", group, True, view(sizes), view(size), root, None)
+    dispatch.scatter(group, view(sizes), view(size), root)
     data = np.empty(int(size[0]), np.uint8)
     joined = np.concatenate([data for data, _ in parts])
-    dispatch.start("scatter", group, True, view(joined), view(data), root, sizes.tolist())
+    dispatch.scatter(group, view(joined), view(data), root, sizes.tolist())
     _check(parts[0][1])
     return things[root]
 
@@ -82,18 +82,18 @@ def scatter(group: Group, things: Sequence[Any] | None, root: int) -> Any:
 def send(group: Group, thing: Any, peer: int, tag: int = 0) -> None:
     """Send one object to a rank of the group."""
     data, failure = _packed(thing)
-    dispatch.start("send", group, True, view(np.array([data.size])), peer, tag)
-    dispatch.start("send", group, True, view(data), peer, tag)
+    dispatch.send(group, view(np.array([data.size])), peer, tag)
+    dispatch.send(group, view(data), peer, tag)
     _check(failure)
 
 
 def recv(group: Group, peer: int | None, tag: int = 0) -> tuple[Any, int]:
     """One object from a rank of the group, or from any; returns it and who sent it."""
     size = np.empty(1, np.int64)
-    source = dispatch.start("recv", group, True, view(size), peer, tag).source
+    source = dispatch.recv(group, view(size), peer, tag).source
     assert source is not None
     data = np.empty(int(size[0]), np.uint8)
-    dispatch.start("recv", group, True, view(data), source, tag)
+    dispatch.recv(group, view(data), source, tag)
     return decode(data.tobytes(), group.ranks[source]), source
 
 
@@ -118,5 +118,5 @@ def _unpacked(group: Group, joined: _Bytes, sizes: Sequence[int]) -> list[Any]:
 
 def _all_sizes(group: Group, size: int) -> list[int]:
     sizes = np.empty(group.size, np.int64)
-    dispatch.start("all_gather", group, True, view(np.array([size])), view(sizes), None)
+    dispatch.all_gather(group, view(np.array([size])), view(sizes))
     return [int(length) for length in sizes]

@@ -9,36 +9,36 @@ from unisono.core import buffers
 from unisono.core.buffers import Buffer, check_writable, view
 from unisono.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["join", "join_in", "land", "land_in"]
+__all__ = ["pack", "pack_buffers", "unpack_buffers_on_completion", "unpack_on_completion"]
 
 
-def join(tensors: Sequence[Any]) -> tuple[Buffer, list[int]]:
-    """Copy tensors of one dtype one behind the other; returns the copy and how long each is.
+def pack(tensors: Sequence[Any]) -> tuple[Buffer, list[int]]:
+    """Copy tensors of one dtype one after the other; returns the copy and how long each is.
 
     >>> import numpy as np
-    >>> join([np.zeros(2), np.ones((3, 1))])
+    >>> pack([np.zeros(2), np.ones((3, 1))])
     (Buffer(float64 x 5), [2, 3])
     """
-    return join_in(_views(tensors))
+    return pack_buffers(_views(tensors))
 
 
-def join_in(parts: Sequence[Buffer]) -> tuple[Buffer, list[int]]:
+def pack_buffers(parts: Sequence[Buffer]) -> tuple[Buffer, list[int]]:
     """The same for buffers that are there already."""
     return view(buffers.concatenated(parts)), [part.count for part in parts]
 
 
-def land(tensors: Sequence[Any]) -> tuple[Buffer, list[int]]:
+def unpack_on_completion(tensors: Sequence[Any]) -> tuple[Buffer, list[int]]:
     """One buffer for a result that goes into several tensors, when the call has ended."""
-    return land_in(_views(tensors))
+    return unpack_buffers_on_completion(_views(tensors))
 
 
-def land_in(parts: Sequence[Buffer]) -> tuple[Buffer, list[int]]:
+def unpack_buffers_on_completion(parts: Sequence[Buffer]) -> tuple[Buffer, list[int]]:
     """The same for buffers that are there already."""
     for part in parts:
         check_writable(part)
-    landing = buffers.room_for(parts)
+    landing = buffers.empty_for(parts)
     buffer = view(landing)
-    buffer.copy_back = lambda: buffers.deal_out(landing, parts)
+    buffer.copy_back = lambda: buffers.unpack_into(landing, parts)
     return buffer, [part.count for part in parts]
 
 

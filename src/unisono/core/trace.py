@@ -16,9 +16,7 @@ import operator
 import os
 import sys
 import tempfile
-import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -28,13 +26,22 @@ from typing import Any, Protocol
 
 from unisono.errors import CommTimeout, MismatchError, PeerLost, UnisonoError
 
-__all__ = ["FIELDS", "LIMIT", "Rank", "Record", "Recorder", "Source", "Tracer", "place"]
+__all__ = [
+    "FIELDS",
+    "LIMIT",
+    "Rank",
+    "RankReport",
+    "Record",
+    "RecordSource",
+    "Tracer",
+    "call_site",
+    "state_of",
+]
 
 #: How many calls of each rank are kept.
 LIMIT = 1024
-#: Seconds that a rank waits for the file of another, and nanoseconds between two files.
-_PATIENCE = 0.25
-_PAUSE = 1_000_000_000
+#: Seconds that a rank waits for the file of another.
+_WAIT_FOR_FILE = 0.25
 
 _STATES: dict[type[UnisonoError], str] = {
     MismatchError: "mismatch",
@@ -66,12 +73,12 @@ class Record:
     ended: int | None = None
     state: str = "running"
 
-    def story(self) -> str:
+    def age(self) -> str:
         """Say where it was called, and since when it runs or has ended.
 
         >>> made = Record(1, 0, 3, "barrier", None, None, None, None, None, "a.py:1", 0)
         >>> made.ended = time.monotonic_ns()
-        >>> made.story()
+        >>> made.age()
         ' at a.py:1, which ended 0.0 s ago'
         """
         at = f" at {self.place}" if self.place else ""
@@ -87,7 +94,7 @@ _row = operator.attrgetter(*FIELDS)
 
 
 @dataclass(slots=True)
-class Rank:
+class RankReport:
     """One rank of a job: its process, how that is doing, and its last calls in order.
 
     `missing` are the world ranks for which its call waits, where that is known.
@@ -100,105 +107,25 @@ class Rank:
     missing: Sequence[int] | None = None
 
 
-class Source(Protocol):
-    """Where the records of a job are, and who may write them down."""
+class RecordSource(Protocol):
+    """Where the records of a job are, and who may write the trace file."""
 
-    def look(self) -> list[Rank]:
+    def look(self) -> list[RankReport]:
         """All ranks of the job."""
 
     def claim(self) -> bool:
-        """Try to be the one who writes; only one may in each second."""
+        """Try to become the rank that writes; only one may in each second."""
 
     def written(self) -> None:
-        """Say that the file is there."""
+        """Note that the file has been written."""
 
     def fresh(self) -> bool:
-        """Tell whether whoever claimed last has written."""
+        """Tell whether the rank that claimed last has written."""
 
 
-class Recorder:
-    """The records of ranks that are threads of this process; a `Source`."""
-
-    def __init__(self, size: int) -> None:
-        self._lock = threading.Lock()
-        self._calls: list[deque[Record]] = [deque(maxlen=LIMIT) for _ in range(size)]
-        self._begun = [0] * size
-        self._groups = 0
-        self._claimed = 0
-        self._written = 0
-        self.states = ["running"] * size
-
-    def new_group(self) -> int:
-        """The number of one more group."""
-        with self._lock:
-            self._groups += 1
-            return self._groups - 1
-
-    def begin(
-        self,
-        rank: int,
-        group: int,
-        call: int | None,
-        verb: str,
-        dtype: str | None,
-        count: int | None,
-        op: str | None,
-        peer: int | None,
-    ) -> Record:
-        """Note that a rank calls something, from the line that made us run."""
-        message = verb in ("send", "recv")
-        with self._lock:
-            self._begun[rank] += 1
-            record = Record(
-                self._begun[rank],
-                group,
-                call,
-                verb,
-                dtype,
-                count,
-                op,
-                None if message else peer,
-                peer if message else None,
-                place(),
-                time.monotonic_ns(),
-            )
-            self._calls[rank].append(record)
-        return record
-
-    def end(self, record: Record, failure: UnisonoError | None) -> None:
-        """Note how a call ended."""
-        record.state = "done" if failure is None else _STATES.get(type(failure), "closed")
-        record.ended = time.monotonic_ns()
-
-    def last(self, rank: int) -> Record | None:
-        """What the rank called last."""
-        with self._lock:
-            return self._calls[rank][-1] if self._calls[rank] else None
-
-    def look(self) -> list[Rank]:
-        """All ranks of the job."""
-        with self._lock:
-            return [
-                Rank(rank, os.getpid(), self.states[rank], list(calls))
-                for rank, calls in enumerate(self._calls)
-            ]
-
-    def claim(self) -> bool:
-        """Try to be the one who writes; only one may in each second."""
-        with self._lock:
-            now = time.monotonic_ns()
-            if self._claimed and now < self._claimed + _PAUSE:
-                return False
-            self._claimed = now
-            return True
-
-    def written(self) -> None:
-        """Say that the file is there."""
-        self._written = time.monotonic_ns()
-
-    def fresh(self) -> bool:
-        """Tell whether whoever claimed last has written."""
-        return self._written >= self._claimed
+def state_of(failure: UnisonoError) -> str:
+    """The state of a record whose call ended with this error."""
+    return _STATES.get(type(failure), "closed")
 
 
 @dataclass
@@ -207,7 +134,7 @@ class Tracer:
 
     job: str
     rank: int
-    source: Source
+    source: RecordSource
 
     def explain(self, error: UnisonoError) -> None:
         """Let the error end with the name of the file, if one was written."""
@@ -223,7 +150,7 @@ class Tracer:
                 _store(path, self._page(error))
                 self.source.written()
                 return True
-            deadline = time.monotonic() + _PATIENCE
+            deadline = time.monotonic() + _WAIT_FOR_FILE
             while not self.source.fresh() and time.monotonic() < deadline:
                 time.sleep(0.005)
             return self.source.fresh() and path.exists()
@@ -279,11 +206,11 @@ def _store(path: Path, page: dict[str, Any]) -> None:
 _foreign: dict[str, bool] = {}  # by file: whether it is neither ours nor torch's
 
 
-def place() -> str | None:
+def call_site() -> str | None:
     """The first line outside unisono and torch that led to this call, such as "train.py:88".
 
-    >>> place()
-    '<doctest unisono.core.trace.place[0]>:1'
+    >>> call_site()
+    '<doctest unisono.core.trace.call_site[0]>:1'
     """
     frame: FrameType | None = sys._getframe(1)
     beside: FrameType | None = None  # the first that is torch's
@@ -317,3 +244,6 @@ def _of_torch(name: str) -> bool:
     # What torch decorates its functions with stands between them and the user.
     glue = ("typing_extensions.py", "contextlib.py", "warnings.py")
     return name.startswith(str(Path(file).parent) + os.sep) or Path(name).name in glue
+
+
+Rank = RankReport  # until tools is merged

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from unisono.core import buffers, dispatch
-from unisono.core.arguments import whole_numbers
+from unisono.core import buffers
+from unisono.core.arguments import as_ints
 from unisono.core.buffers import Buffer
+from unisono.core.engine import Work
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError
 from unisono.mindspore._checks import CommHandle, check_bool, handle_of, rows, shape_of
@@ -16,10 +17,12 @@ from unisono.mindspore._checks import CommHandle, check_bool, handle_of, rows, s
 __all__ = ["check_dtypes", "check_list", "check_shape", "row_counts", "run"]
 
 
-def run(verb: str, group: Group, async_op: bool, result: Any, *arguments: Any) -> CommHandle | None:
-    """Start one verb that leaves its outcome in `result`; answer with a handle, or with None."""
+def run(
+    verb: Callable[..., Work], group: Group, async_op: bool, result: Any, *arguments: Any
+) -> CommHandle | None:
+    """Start one verb of `dispatch` that fills `result`; returns a handle, or None."""
     check_bool(async_op, "async_op")
-    return handle_of(dispatch.start(verb, group, not async_op, *arguments), result, async_op)
+    return handle_of(verb(group, *arguments, blocking=not async_op), result, async_op)
 
 
 def check_shape(tensor: Any, expected: Sequence[int], name: str) -> None:
@@ -60,7 +63,7 @@ def row_counts(group: Group, tensor: Any, splits: Any, name: str) -> list[int]:
     if not shape:
         raise ArgumentError(f"a tensor without dimensions has no rows to split ({name})")
     row = math.prod(shape[1:])
-    told = [] if splits is None else whole_numbers(splits, name)
+    told = [] if splits is None else as_ints(splits, name)
     if not told:
         return [rows(shape, group.size) * row] * group.size
     if len(told) != group.size or min(told) < 0 or sum(told) != shape[0]:

@@ -111,9 +111,7 @@ def handle_of(work: Work, result: Any, async_op: bool) -> CommHandle | None:
 
 def new_handle(work: Work, result: Any) -> CommHandle:
     """The handle of an asynchronous call that gave `result`."""
-    if work is not DONE:  # one object serves every call that ended at once
-        work.value = result
-    return CommHandle(work)
+    return CommHandle(work.with_value(result))
 
 
 def resolve_group(group: str | Group | None) -> Group:

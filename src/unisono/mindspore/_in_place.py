@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from unisono.core import buffers
+from unisono.core import buffers, dispatch
 from unisono.mindspore._calls import check_dtypes, check_shape, row_counts, run
 from unisono.mindspore._checks import (
     CommHandle,
@@ -38,7 +38,9 @@ def all_reduce(
 ) -> CommHandle | None:
     """Combine `tensor` over the group, in place, so that every rank holds the result."""
     buffer = buffers.view(tensor)
-    return run("all_reduce", resolve_group(group), async_op, tensor, buffer, buffer, operator(op))
+    return run(
+        dispatch.all_reduce, resolve_group(group), async_op, tensor, buffer, buffer, operator(op)
+    )
 
 
 def broadcast(
@@ -48,7 +50,7 @@ def broadcast(
     team, root = resolve_root(group, src, "src")
     buffer = buffers.view(tensor)
     source = buffer if team.rank == root else None
-    return run("broadcast", team, async_op, tensor, source, buffer, root)
+    return run(dispatch.broadcast, team, async_op, tensor, source, buffer, root)
 
 
 def reduce(
@@ -58,7 +60,7 @@ def reduce(
     team, root = resolve_root(group, dst, "dst")
     buffer = buffers.view(tensor)
     target = buffer if team.rank == root else None
-    return run("reduce", team, async_op, tensor, buffer, target, operator(op), root)
+    return run(dispatch.reduce, team, async_op, tensor, buffer, target, operator(op), root)
 
 
 def all_gather_into_tensor(
@@ -69,7 +71,7 @@ def all_gather_into_tensor(
     source, target = buffers.view(input_tensor), buffers.view(output_tensor)
     check_dtypes(source, target)
     _check_whole(output_tensor, input_tensor, team.size, "output_tensor")
-    return run("all_gather", team, async_op, output_tensor, source, target, None)
+    return run(dispatch.all_gather, team, async_op, output_tensor, source, target, None)
 
 
 def all_gather_into_tensor_uneven(
@@ -84,7 +86,7 @@ def all_gather_into_tensor_uneven(
     source, target = buffers.view(input), buffers.view(output)
     check_dtypes(source, target)
     counts = row_counts(team, output, output_split_sizes, "output_split_sizes")
-    return run("all_gather", team, async_op, output, source, target, counts)
+    return run(dispatch.all_gather, team, async_op, output, source, target, counts)
 
 
 def reduce_scatter_tensor(
@@ -95,7 +97,7 @@ def reduce_scatter_tensor(
     source, target = buffers.view(input), buffers.view(output)
     check_dtypes(source, target)
     _check_whole(input, output, team.size, "input")
-    return run("reduce_scatter", team, async_op, output, source, target, operator(op), None)
+    return run(dispatch.reduce_scatter, team, async_op, output, source, target, operator(op), None)
 
 
 def reduce_scatter_tensor_uneven(
@@ -111,7 +113,9 @@ def reduce_scatter_tensor_uneven(
     source, target = buffers.view(input), buffers.view(output)
     check_dtypes(source, target)
     counts = row_counts(team, input, input_split_sizes, "input_split_sizes")
-    return run("reduce_scatter", team, async_op, output, source, target, operator(op), counts)
+    return run(
+        dispatch.reduce_scatter, team, async_op, output, source, target, operator(op), counts
+    )
 
 
 def gather_into_tensor(
@@ -125,10 +129,10 @@ def gather_into_tensor(
     team, root = resolve_root(group, dst, "dst")
     source, target = buffers.view(input_tensor), buffers.view(output_tensor)
     if team.rank != root:
-        return run("gather", team, async_op, output_tensor, source, None, root, None)
+        return run(dispatch.gather, team, async_op, output_tensor, source, None, root, None)
     check_dtypes(source, target)
     _check_whole(output_tensor, input_tensor, team.size, "output_tensor")
-    return run("gather", team, async_op, output_tensor, source, target, root, None)
+    return run(dispatch.gather, team, async_op, output_tensor, source, target, root, None)
 
 
 def scatter_tensor(
@@ -144,7 +148,7 @@ def scatter_tensor(
     check_dtypes(source, target)
     _check_whole(input_tensor, output_tensor, team.size, "input_tensor")
     return run(
-        "scatter",
+        dispatch.scatter,
         team,
         async_op,
         output_tensor,
@@ -169,14 +173,14 @@ def all_to_all_single(
     check_dtypes(source, target)
     sends = row_counts(team, input, input_split_sizes, "input_split_sizes")
     receives = row_counts(team, output, output_split_sizes, "output_split_sizes")
-    return run("all_to_all", team, async_op, output, source, target, sends, receives)
+    return run(dispatch.all_to_all, team, async_op, output, source, target, sends, receives)
 
 
 def barrier(
     group: str | None = None, async_op: bool = False, device_ids: Any = None
 ) -> CommHandle | None:
     """Wait until every rank of the group has come here; `device_ids` means nothing here."""
-    return run("barrier", resolve_group(group), async_op, None)
+    return run(dispatch.barrier, resolve_group(group), async_op, None)
 
 
 def _check_whole(whole: Any, part: Any, size: int, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from unisono.core import buffers, packing
+from unisono.core import buffers, dispatch, packing
 from unisono.errors import ArgumentTypeError
 from unisono.mindspore._calls import check_dtypes, check_list, run
 from unisono.mindspore._checks import (
@@ -26,10 +26,10 @@ def all_gather(
     team = resolve_group(group)
     shapes = check_list(tensor_list, "tensor_list", team.size)
     source = buffers.view(tensor)
-    landing, counts = packing.land(tensor_list)
+    landing, counts = packing.unpack_on_completion(tensor_list)
     if team.rank >= 0:
         _check_entry(tensor, shapes[team.rank], "tensor", "tensor_list")
-    return run("all_gather", team, async_op, tensor_list, source, landing, counts)
+    return run(dispatch.all_gather, team, async_op, tensor_list, source, landing, counts)
 
 
 def reduce_scatter(
@@ -43,10 +43,12 @@ def reduce_scatter(
     team = resolve_group(group)
     shapes = check_list(input_list, "input_list", team.size)
     target = buffers.view(output)
-    source, counts = packing.join(input_list)
+    source, counts = packing.pack(input_list)
     if team.rank >= 0:
         _check_entry(output, shapes[team.rank], "output", "input_list")
-    return run("reduce_scatter", team, async_op, output, source, target, operator(op), counts)
+    return run(
+        dispatch.reduce_scatter, team, async_op, output, source, target, operator(op), counts
+    )
 
 
 def gather(
@@ -61,11 +63,11 @@ def gather(
     source = buffers.view(tensor)
     _check_uniform(gather_list, "gather_list")
     if team.rank != root:
-        return run("gather", team, async_op, gather_list, source, None, root, None)
+        return run(dispatch.gather, team, async_op, gather_list, source, None, root, None)
     shapes = check_list(gather_list, "gather_list", team.size)
     _check_entry(tensor, shapes[0], "tensor", "gather_list")
-    landing, counts = packing.land(gather_list)
-    return run("gather", team, async_op, gather_list, source, landing, root, counts)
+    landing, counts = packing.unpack_on_completion(gather_list)
+    return run(dispatch.gather, team, async_op, gather_list, source, landing, root, counts)
 
 
 def scatter(
@@ -80,11 +82,11 @@ def scatter(
     target = buffers.view(tensor)
     _check_uniform(scatter_list, "scatter_list")
     if team.rank != root:
-        return run("scatter", team, async_op, tensor, None, target, root, None)
+        return run(dispatch.scatter, team, async_op, tensor, None, target, root, None)
     shapes = check_list(scatter_list, "scatter_list", team.size)
     _check_entry(tensor, shapes[0], "tensor", "scatter_list")
-    source, counts = packing.join(scatter_list)
-    return run("scatter", team, async_op, tensor, source, target, root, counts)
+    source, counts = packing.pack(scatter_list)
+    return run(dispatch.scatter, team, async_op, tensor, source, target, root, counts)
 
 
 def all_to_all(
@@ -97,10 +99,12 @@ def all_to_all(
     team = resolve_group(group)
     check_list(input_tensor_list, "input_tensor_list")
     check_list(output_tensor_list, "output_tensor_list")
-    source, sends = packing.join(input_tensor_list)
-    landing, receives = packing.land(output_tensor_list)
+    source, sends = packing.pack(input_tensor_list)
+    landing, receives = packing.unpack_on_completion(output_tensor_list)
     check_dtypes(source, landing)
-    return run("all_to_all", team, async_op, output_tensor_list, source, landing, sends, receives)
+    return run(
+        dispatch.all_to_all, team, async_op, output_tensor_list, source, landing, sends, receives
+    )
 
 
 def _check_entry(tensor: Any, shape: tuple[int, ...], name: str, list_name: str) -> None:

@@ -101,13 +101,13 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[CommHandle]:
     # All arguments are checked before the first message leaves.
     ready = [
         (
-            _name_of(entry.op)[1:],
+            dispatch.send if _name_of(entry.op) == "isend" else dispatch.recv,
             buffers.view(entry.tensor),
             root_in_group(team, entry.peer, "peer"),
         )
         for entry in p2p_op_list
     ]
-    works = [dispatch.start(verb, team, False, buffer, peer, 0) for verb, buffer, peer in ready]
+    works = [start(team, buffer, peer, blocking=False) for start, buffer, peer in ready]
     return [new_handle(_Together(works), [entry.tensor for entry in p2p_op_list])]
 
 
@@ -194,12 +194,12 @@ class _Together(Work):
 def _start_send(tensor: Any, dst: int, group: str | None, *, blocking: bool) -> Work:
     team = resolve_group(group)
     buffer = buffers.view(tensor)
-    return dispatch.start("send", team, blocking, buffer, _other(team, dst), 0)
+    return dispatch.send(team, buffer, _other(team, dst), 0, blocking=blocking)
 
 
 def _start_recv(tensor: Any, src: int, group: str | None, *, blocking: bool) -> Work:
     team, peer = resolve_root(group, src, "src")
-    return dispatch.start("recv", team, blocking, buffers.view(tensor), peer, 0)
+    return dispatch.recv(team, buffers.view(tensor), peer, 0, blocking=blocking)
 
 
 def _other(group: Group, dst: int) -> int:

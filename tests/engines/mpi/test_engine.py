@@ -41,9 +41,9 @@ comm = MPI.COMM_WORLD
 mine = comm.isend("the user's own", 1 - comm.rank, 0)
 world = groups.init("mpi", 30)
 other = 1 - world.rank
-sent = dispatch.start("send", world, False, buffers.view(np.full(2, world.rank)), other, 0)
+sent = dispatch.send(world, buffers.view(np.full(2, world.rank)), other, 0, blocking=False)
 found = np.zeros(2, int)
-dispatch.start("recv", world, True, buffers.view(found), other, 0)
+dispatch.recv(world, buffers.view(found), other, 0)
 sent.wait()
 total = reduce(world)
 groups.close()

@@ -88,7 +88,7 @@ def test_memory_of_a_call_that_was_given_up_is_there_until_the_end() -> None:
 world = groups.init("mpi", 0.1)
 def late():
     memory = buffers.view(np.zeros(200 << 20, np.int8))
-    dispatch.start("all_reduce", world, True, memory, memory, ReduceOp.MAX)
+    dispatch.all_reduce(world, memory, memory, ReduceOp.MAX)
 say(**fault(late))
 groups.close()
 del world

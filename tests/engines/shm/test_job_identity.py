@@ -39,7 +39,7 @@ try:
     for _ in range(50):
         array = np.full(10, value)
         memory = buffers.view(array)
-        dispatch.start("all_reduce", world, True, memory, memory, ReduceOp.SUM)
+        dispatch.all_reduce(world, memory, memory, ReduceOp.SUM)
     seen = {"sum": array[0], "rank": int(world.rank)}
 except UnisonoError as error:
     seen = {"kind": type(error).__name__, "text": str(error)}

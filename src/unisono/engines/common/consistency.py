@@ -1,124 +1,140 @@
-"""Ranks compare their calls before anything moves, on engines whose own layer does not.
+"""The consistency check: ranks compare their calls before anything moves.
 
-Each rank writes a card: what it is about to do. All see all cards, so all come to one verdict: the
-call fails everywhere or nowhere, and after a mismatch the group is still in step. Where the counts
-differ by rank, the ranks show each other whole rows of them as well.
+Every rank sees what all ranks are about to do, so all come to one verdict: the call fails
+everywhere or nowhere, and after a mismatch the group still works. Engine `shm` does the same in
+native code (native/group.cpp).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from unisono.core import trace
-from unisono.core.dtypes import DType, ReduceOp
-from unisono.engines.common.reductions import Array
+from unisono.core.call import Call
 from unisono.errors import MismatchError
 
-__all__ = ["CARD", "Agreement", "Call"]
+__all__ = ["Consistency", "Descriptor", "compare"]
 
-CARD = 256  # bytes
-_TEXT = 128  # bytes after the count, and whether it holds for all ranks
-_PLACE = CARD - 16 - _TEXT  # the rest: where the call was made, which need not be the same
+_Array = np.ndarray[Any, Any]
+
+_TEXT_BYTES = 128
+_SITE_BYTES = 112
 
 
-@dataclass(frozen=True)
-class Call:
-    """One call, as a rank makes it.
+class Descriptor(NamedTuple):
+    """What a rank tells the others of its call."""
 
-    >>> str(Call("reduce", 10, op=ReduceOp.SUM, root=1))
-    'reduce sum root 1'
-    """
-
+    # These three must be the same on all ranks; `rest` is the operator and the root.
     verb: str
-    count: int = 0  # of the smaller buffer: what one rank gives or gets
-    dtype: DType | None = None
-    op: ReduceOp | None = None
-    root: int | None = None
-    #: What the rank sends to and receives from each, for verbs whose counts may differ by rank.
-    rows: tuple[Sequence[int], Sequence[int]] | None = None
-    uneven: bool = False  # the caller gave counts
-    place: str = field(default_factory=lambda: trace.place() or "", compare=False)
+    dtype: str
+    rest: str
+    share: int
+    uneven: bool
+    site: str
+
+    @classmethod
+    def of(cls, call: Call) -> Descriptor:
+        """The descriptor of a call."""
+        rest = [call.op.text] if call.op is not None else []
+        if call.root is not None:
+            rest.append(f"root {call.root}")
+        dtype = call.dtype.name if call.dtype is not None else ""
+        return cls(call.verb, dtype, " ".join(rest), call.share, call.uneven, call.site)
 
     def __str__(self) -> str:
-        """What must be the same on all ranks."""
-        words = [self.verb]
-        if self.dtype is not None:
-            words.append(self.dtype.name)
-        if self.op is not None:
-            factor = f"({self.op.factor:g})" if self.op.name == "premul_sum" else ""
-            words.append(self.op.name + factor)
-        if self.root is not None:
-            words.append(f"root {self.root}")
-        return " ".join(words)
+        share = f"x {self.share}" if self.dtype and not self.uneven else ""
+        return " ".join(filter(None, [self.verb, self.dtype, share, self.rest]))
 
-    def card(self) -> Array:
-        """The call in a fixed number of bytes."""
-        numbers = np.array([self.count, self.uneven], np.int64).view(np.uint8)
-        text = str(self).encode()[:_TEXT].ljust(_TEXT, b"\0")
-        place = self.place.encode()[-_PLACE:].ljust(_PLACE, b"\0")
-        return np.concatenate([numbers, np.frombuffer(text + place, np.uint8)])
+    def encoded(self) -> _Array:
+        """The descriptor in a fixed number of bytes: two int64, the text and the call site."""
+        numbers = np.array([self.share, self.uneven], np.int64).view(np.uint8)
+        text = f"{self.verb}|{self.dtype}|{self.rest}".encode()[:_TEXT_BYTES]
+        site = self.site.encode()[-_SITE_BYTES:]
+        padded = text.ljust(_TEXT_BYTES, b"\0") + site.ljust(_SITE_BYTES, b"\0")
+        return np.concatenate([numbers, np.frombuffer(padded, np.uint8)])
+
+    @classmethod
+    def decoded(cls, data: _Array) -> Descriptor:
+        """The descriptor that another rank has encoded."""
+        share, uneven = data[:16].copy().view(np.int64).tolist()
+        verb, dtype, rest = _text(data[16 : 16 + _TEXT_BYTES]).split("|")
+        return cls(verb, dtype, rest, share, bool(uneven), _text(data[16 + _TEXT_BYTES :]))
 
 
-class Agreement:
-    """One rank's part in the comparison of calls in one group."""
+def _text(data: _Array) -> str:
+    return bytes(data).rstrip(b"\0").decode(errors="replace")
 
-    def __init__(self, size: int, show: Callable[[str, Array, Array], None]) -> None:
-        """`show(verb, mine, all)` gives everybody `mine`, and fills `all` with everybody's."""
-        self._size = size
-        self._show = show
-        self.calls = 0
 
-    def reach(self, call: Call) -> None:
-        """Return if all ranks are about to do the same, else raise what they would do."""
-        self.calls += 1
-        cards = self._shown(call, call.card())
-        counts, uneven = cards[:, :16].copy().view(np.int64).T
-        texts = [_text(card[16 : 16 + _TEXT]) for card in cards]
-        places = [_text(card[16 + _TEXT :]) for card in cards]
-        if len(set(texts)) > 1:
-            self._disagree(texts, places, counts, uneven)
-        if not uneven.any() and len(set(counts.tolist())) == 1:
-            return
-        if call.rows is None:  # of this verb counts never differ
-            self._disagree(texts, places, counts, uneven)
-        tables = self._shown(call, np.array(call.rows, np.int64))
-        sends, receives = tables[:, 0], tables[:, 1]
-        misfits = np.argwhere(sends != receives.T).tolist()
-        if misfits:
-            wrong = [
-                f"rank {giver} sends rank {taker} {sends[giver, taker]} elements, "
-                f"which expects {receives[taker, giver]}"
-                for giver, taker in misfits[:4]
-            ]
-            where = f"in call {self.calls} of the group, {texts[0]}"
-            givers = sorted({giver for giver, _ in misfits})
-            raise MismatchError(f"{where}, {'; '.join(wrong)}", givers)
+def compare(
+    number: int, descriptors: Sequence[Descriptor], counts: Callable[[], _Array] | None
+) -> None:
+    """Return if all ranks are about to do the same, else raise what they would do.
 
-    def _shown(self, call: Call, mine: Array) -> Array:
-        everybodys = np.empty((self._size, *mine.shape), mine.dtype)
-        self._show(call.verb, mine, everybodys)
-        return everybodys
-
-    def _disagree(
-        self, texts: Sequence[str], places: Sequence[str], counts: Array, uneven: Array
-    ) -> None:
-        sides: dict[str, list[int]] = {}
-        for rank, text in enumerate(texts):
-            verb, _, rest = text.partition(" ")
-            dtype, _, rest = rest.partition(" ")
-            words = [verb, dtype, "" if uneven[rank] or not dtype else f"x {counts[rank]}", rest]
-            at = f" at {places[rank]}" if places[rank] else ""
-            side = f"{' '.join(word for word in words if word)}, call {self.calls}{at}"
-            sides.setdefault(side, []).append(rank)
-        told = "; ".join(
-            f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {text}"
-            for text, ranks in sides.items()
+    `counts` gives a table: what each rank sends to and receives from each, `[rank, 0 or 1, peer]`.
+    It is asked only if shares differ, and None for verbs in which they never may.
+    """
+    if len({descriptor[:3] for descriptor in descriptors}) > 1:
+        raise _mismatch(number, descriptors)
+    even = not any(descriptor.uneven for descriptor in descriptors)
+    if even and len({descriptor.share for descriptor in descriptors}) == 1:
+        return
+    if counts is None:
+        raise _mismatch(number, descriptors)
+    table = counts()
+    sends, receives = table[:, 0], table[:, 1]
+    differing = np.argwhere(sends != receives.T).tolist()
+    if differing:
+        pairs = "; ".join(
+            f"rank {sender} sends rank {receiver} {sends[sender, receiver]} elements, "
+            f"which expects {receives[receiver, sender]}"
+            for sender, receiver in differing[:4]
         )
-        raise MismatchError(f"ranks disagree in call {self.calls} of the group; {told}")
+        raise MismatchError(
+            f"counts do not match in call {number} of the group; {pairs}; "
+            f"{_sides(number, descriptors)}",
+            sorted({sender for sender, _ in differing}),
+        )
 
 
-def _text(words: Array) -> str:
-    return bytes(words).rstrip(b"\0").decode(errors="replace")
+def _mismatch(number: int, descriptors: Sequence[Descriptor]) -> MismatchError:
+    return MismatchError(
+        f"ranks disagree in call {number} of the group; {_sides(number, descriptors)}"
+    )
+
+
+def _sides(number: int, descriptors: Sequence[Descriptor]) -> str:
+    """Which ranks make which call, and from where."""
+    sides: dict[str, list[int]] = {}
+    for rank, descriptor in enumerate(descriptors):
+        at = f" at {descriptor.site}" if descriptor.site else ""
+        sides.setdefault(f"{descriptor}, call {number}{at}", []).append(rank)
+    return "; ".join(
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {side}"
+        for side, ranks in sides.items()
+    )
+
+
+class Consistency:
+    """One rank's part in the check, on engines that have to exchange descriptors for it."""
+
+    def __init__(self, size: int, exchange: Callable[[Call, _Array, _Array], None]) -> None:
+        """`exchange(call, mine, all)` gives everybody `mine`, and fills `all` with everybody's."""
+        self._size = size
+        self._exchange = exchange
+
+    def check(self, call: Call) -> None:
+        """Return if all ranks are about to do the same, else raise what they would do."""
+        encoded = self._all(call, Descriptor.of(call).encoded())
+        descriptors = [Descriptor.decoded(data) for data in encoded]
+
+        def counts() -> _Array:
+            return self._all(call, np.array([call.sends, call.receives], np.int64))
+
+        compare(call.number, descriptors, counts if call.sends else None)
+
+    def _all(self, call: Call, mine: _Array) -> _Array:
+        everybodys = np.empty((self._size, *mine.shape), mine.dtype)
+        self._exchange(call, mine, everybodys)
+        return everybodys

@@ -1,7 +1,7 @@
 """Ranks are processes of one host: a thin face of the native module.
 
-Everything that matters happens in native/: this file turns buffers into addresses, counts into
-rows, and outcomes into `Work`.
+Everything that matters happens in native/: this file turns a `Call` into numbers and addresses, and
+outcomes into `Work`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from unisono.core.buffers import Buffer, view
-from unisono.core.engine import DONE, Counts, Engine, ReduceOp, Work
+from unisono.core.call import Call
+from unisono.core.engine import DONE, DRAIN_SECONDS, Engine, Work
 from unisono.core.environment import Launch
-from unisono.core.trace import Rank, Record, Tracer
+from unisono.core.trace import RankReport, Record, Tracer
 from unisono.engines.shm.server import Guest, Host
 from unisono.errors import CommTimeout, LaunchError, OutOfSharedMemory, UnisonoError
 
@@ -33,11 +34,10 @@ _BROADCAST, _REDUCE, _ALL_REDUCE, _REDUCE_SCATTER, _GATHER = 1, 2, 3, 4, 5
 _ALL_GATHER, _SCATTER, _ALL_TO_ALL, _BARRIER = 6, 7, 8, 9
 _NO_OPERATOR = 9
 _FOREVER = 1e18
-_DRAIN = 2.0  # seconds that close() lets queued calls go on
 
 
 class _Records:
-    """The records of a job in shared memory; a `trace.Source`."""
+    """The records of a job in shared memory; a `RecordSource` of `core.trace`."""
 
     def __init__(self, job: _native.Job) -> None:
         self._job = job
@@ -45,9 +45,9 @@ class _Records:
         self.written = job.trace_written
         self.fresh = job.trace_is_fresh
 
-    def look(self) -> list[Rank]:
+    def look(self) -> list[RankReport]:
         return [
-            Rank(rank, pid, state, [Record(*call) for call in calls], missing)
+            RankReport(rank, pid, state, [Record(*call) for call in calls], missing)
             for rank, (pid, state, calls, missing) in enumerate(self._job.look())
         ]
 
@@ -81,6 +81,7 @@ class ShmEngine(Engine):
     """One rank's handle on a group in shared memory."""
 
     name = "shm"
+    finds_call_sites = True  # in native code, faster
 
     def __init__(
         self,
@@ -131,89 +132,46 @@ class ShmEngine(Engine):
         engine.timeout = timeout
         return engine
 
-    def broadcast(self, src: Buffer | None, dst: Buffer, root: int, blocking: bool) -> Work:
-        return self._start(_BROADCAST, src, dst, dst.count, None, root, blocking)
+    def broadcast(self, call: Call) -> Work:
+        return self._start(_BROADCAST, call)
 
-    def reduce(
-        self, src: Buffer, dst: Buffer | None, op: ReduceOp, root: int, blocking: bool
-    ) -> Work:
-        target = dst if self.rank == root else None
-        return self._start(_REDUCE, src, target, src.count, op, root, blocking)
+    def reduce(self, call: Call) -> Work:
+        return self._start(_REDUCE, call)
 
-    def all_reduce(self, src: Buffer, dst: Buffer, op: ReduceOp, blocking: bool) -> Work:
-        # The shortest way: this call is the one that is timed at 8 bytes.
-        dtype = src.dtype
-        try:
-            pending = self._collective(
-                _ALL_REDUCE,
-                src.address,
-                dst.address,
-                src.count,
-                dtype.code,
-                dtype.itemsize,
-                op.code,
-                op.factor,
-                -1,
-                self.timeout,
-                blocking,
-            )
-        except UnisonoError as error:
-            self._tracer.explain(error)
-            raise
-        return DONE if pending is None else self._track(ShmWork(self._tracer, pending, src, dst))
+    def all_reduce(self, call: Call) -> Work:
+        return self._start(_ALL_REDUCE, call)
 
-    def reduce_scatter(
-        self, src: Buffer, dst: Buffer, op: ReduceOp, counts: Counts, blocking: bool
-    ) -> Work:
-        rows = None if counts is None else (counts, [dst.count] * self.size)
-        return self._start(_REDUCE_SCATTER, src, dst, dst.count, op, -1, blocking, rows)
+    def reduce_scatter(self, call: Call) -> Work:
+        return self._start(_REDUCE_SCATTER, call)
 
-    def gather(
-        self, src: Buffer, dst: Buffer | None, root: int, counts: Counts, blocking: bool
-    ) -> Work:
-        if self.rank != root:
-            return self._start(_GATHER, src, None, src.count, None, root, blocking)
-        own = [src.count if rank == root else 0 for rank in range(self.size)]
-        rows = None if counts is None else (own, counts)
-        return self._start(_GATHER, src, dst, src.count, None, root, blocking, rows)
+    def gather(self, call: Call) -> Work:
+        return self._start(_GATHER, call)
 
-    def all_gather(self, src: Buffer, dst: Buffer, counts: Counts, blocking: bool) -> Work:
-        rows = None if counts is None else ([src.count] * self.size, counts)
-        return self._start(_ALL_GATHER, src, dst, src.count, None, -1, blocking, rows)
+    def all_gather(self, call: Call) -> Work:
+        return self._start(_ALL_GATHER, call)
 
-    def scatter(
-        self, src: Buffer | None, dst: Buffer, root: int, counts: Counts, blocking: bool
-    ) -> Work:
-        if self.rank != root:
-            return self._start(_SCATTER, None, dst, dst.count, None, root, blocking)
-        own = [dst.count if rank == root else 0 for rank in range(self.size)]
-        rows = None if counts is None else (counts, own)
-        return self._start(_SCATTER, src, dst, dst.count, None, root, blocking, rows)
+    def scatter(self, call: Call) -> Work:
+        return self._start(_SCATTER, call)
 
-    def all_to_all(
-        self, src: Buffer, dst: Buffer, sends: Counts, receives: Counts, blocking: bool
-    ) -> Work:
-        if sends is None or receives is None:
-            share = src.count // self.size
-            return self._start(_ALL_TO_ALL, src, dst, share, None, -1, blocking)
-        if src.address == dst.address:
-            src = view(src.array.copy())  # unequal parts move within the buffer: keep the old ones
-        return self._start(_ALL_TO_ALL, src, dst, 0, None, -1, blocking, (sends, receives))
+    def all_to_all(self, call: Call) -> Work:
+        source, destination = call.source, call.destination
+        assert source is not None
+        assert destination is not None
+        if call.uneven and source.address == destination.address:
+            # Unequal parts move within the buffer: keep the old ones.
+            call = call._replace(source=view(source.array.copy()))
+        return self._start(_ALL_TO_ALL, call)
 
-    def barrier(self, blocking: bool) -> Work:
-        arguments = (0, 0, 0, 0, 1, _NO_OPERATOR, 1.0, -1, self.timeout, blocking)
-        try:
-            pending = self._collective(_BARRIER, *arguments)
-        except UnisonoError as error:
-            self._tracer.explain(error)
-            raise
-        return DONE if pending is None else self._track(ShmWork(self._tracer, pending))
+    def barrier(self, call: Call) -> Work:
+        return self._start(_BARRIER, call)
 
-    def send(self, src: Buffer, peer: int, tag: int, blocking: bool) -> Work:
-        return self._message(True, src, peer, tag, blocking)
+    def send(self, call: Call) -> Work:
+        assert call.source is not None
+        return self._message(True, call, call.source)
 
-    def recv(self, dst: Buffer, peer: int | None, tag: int, blocking: bool) -> Work:
-        return self._message(False, dst, -1 if peer is None else peer, tag, blocking)
+    def recv(self, call: Call) -> Work:
+        assert call.destination is not None
+        return self._message(False, call, call.destination)
 
     def split(self, ranks: Sequence[int], key: str) -> ShmEngine:
         digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
@@ -233,15 +191,15 @@ class ShmEngine(Engine):
         return self._sibling(communicator), members
 
     def close(self) -> None:
-        self._native.close(_DRAIN)
+        self._native.close(DRAIN_SECONDS)
         if self._ends_job:
-            self._job.close(_DRAIN)
+            self._job.close(DRAIN_SECONDS)
         self._running.clear()
 
     def exit(self) -> None:
         self._job.exit()
 
-    def records(self) -> list[Rank]:
+    def records(self) -> list[RankReport]:
         return self._tracer.source.look()
 
     def _sibling(self, communicator: _native.Communicator) -> ShmEngine:
@@ -252,42 +210,36 @@ class ShmEngine(Engine):
         engine.timeout = self.timeout
         return engine
 
-    def _start(
-        self,
-        verb: int,
-        src: Buffer | None,
-        dst: Buffer | None,
-        count: int,
-        op: ReduceOp | None,
-        root: int,
-        blocking: bool,
-        rows: tuple[Sequence[int], Sequence[int]] | None = None,
-    ) -> Work:
-        dtype = (src or dst).dtype  # type: ignore[union-attr]  # every verb but barrier has one
+    def _start(self, verb: int, call: Call) -> Work:
+        source, destination, dtype, op = call.source, call.destination, call.dtype, call.op
         arguments = (
             verb,
-            src.address if src is not None else 0,
-            dst.address if dst is not None else 0,
-            count,
-            dtype.code,
-            dtype.itemsize,
+            source.address if source is not None else 0,
+            destination.address if destination is not None else 0,
+            # The native code takes uneven exchanges from the counts alone.
+            0 if verb == _ALL_TO_ALL and call.uneven else call.share,
+            dtype.code if dtype is not None else 0,
+            dtype.itemsize if dtype is not None else 1,
             op.code if op is not None else _NO_OPERATOR,
             op.factor if op is not None else 1.0,
-            root,
-            self.timeout,
-            blocking,
+            call.root if call.root is not None else -1,
+            call.timeout,
+            call.blocking,
         )
         try:
-            if rows is None:
-                pending = self._collective(*arguments)
+            if call.uneven:
+                counts = list(call.sends), list(call.receives)
+                pending = self._native.collective_uneven(*arguments, *counts)
             else:
-                pending = self._native.collective_uneven(*arguments, list(rows[0]), list(rows[1]))
+                pending = self._collective(*arguments)
         except UnisonoError as error:
             self._tracer.explain(error)
             raise
-        return DONE if pending is None else self._track(ShmWork(self._tracer, pending, src, dst))
+        if pending is None:
+            return DONE
+        return self._track(ShmWork(self._tracer, pending, source, destination))
 
-    def _message(self, sending: bool, buffer: Buffer, peer: int, tag: int, blocking: bool) -> Work:
+    def _message(self, sending: bool, call: Call, buffer: Buffer) -> Work:
         dtype = buffer.dtype
         try:
             pending = self._native.message(
@@ -296,10 +248,10 @@ class ShmEngine(Engine):
                 buffer.count,
                 dtype.code,
                 dtype.itemsize,
-                peer,
-                tag,
-                self.timeout,
-                blocking,
+                -1 if call.peer is None else call.peer,
+                call.tag,
+                call.timeout,
+                call.blocking,
             )
         except UnisonoError as error:
             self._tracer.explain(error)

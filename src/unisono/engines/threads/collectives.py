@@ -1,23 +1,23 @@
-"""The verbs of ranks that are threads: all sources and all destinations are here, so just do it."""
+"""The collectives of ranks that are threads: one thread sees the memory of all, and does the work.
+
+Each function takes the calls of all ranks, in rank order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from unisono.core.call import Call
 from unisono.engines.common.reductions import Array, combine
 
-if TYPE_CHECKING:
-    from unisono.engines.threads.hub import Ticket
-
-__all__ = ["VERBS"]
+__all__ = ["COLLECTIVES"]
 
 
-def _source(ticket: Ticket) -> Array:
-    assert ticket.src is not None
-    return ticket.src.array
+def _source(call: Call) -> Array:
+    assert call.source is not None
+    return call.source.array
 
 
 def _parts(array: Array, counts: Sequence[int]) -> list[Array]:
@@ -25,70 +25,70 @@ def _parts(array: Array, counts: Sequence[int]) -> list[Array]:
     return [array[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
-def _store(ticket: Ticket, result: Array) -> None:
-    assert ticket.dst is not None
-    ticket.dst.array[:] = result
+def _store(call: Call, result: Array) -> None:
+    if call.destination is not None:  # only the root of a reduce or gather has one
+        call.destination.array[:] = result
 
 
-def _do_broadcast(tickets: list[Ticket]) -> None:
-    root = tickets[0].call.root
+def _root(calls: Sequence[Call]) -> Call:
+    root = calls[0].root
     assert root is not None
-    data = _source(tickets[root]).copy()
-    for ticket in tickets:
-        _store(ticket, data)
+    return calls[root]
 
 
-def _do_reduce(tickets: list[Ticket]) -> None:
-    op = tickets[0].call.op
+def _combined(calls: Sequence[Call]) -> Array:
+    op = calls[0].op
     assert op is not None
-    result = combine(op, [_source(ticket) for ticket in tickets])
-    for ticket in tickets:
-        if ticket.dst is not None:
-            _store(ticket, result)
+    return combine(op, [_source(call) for call in calls])
 
 
-def _do_reduce_scatter(tickets: list[Ticket]) -> None:
-    op = tickets[0].call.op
-    assert op is not None
-    result = combine(op, [_source(ticket) for ticket in tickets])
-    for ticket, part in zip(tickets, _parts(result, tickets[0].call.sends), strict=True):
-        _store(ticket, part)
+def _broadcast(calls: Sequence[Call]) -> None:
+    data = _source(_root(calls)).copy()
+    for call in calls:
+        _store(call, data)
 
 
-def _do_gather(tickets: list[Ticket]) -> None:
-    joined = np.concatenate([_source(ticket) for ticket in tickets])
-    for ticket in tickets:
-        if ticket.dst is not None:
-            _store(ticket, joined)
+def _reduce(calls: Sequence[Call]) -> None:
+    result = _combined(calls)
+    for call in calls:
+        _store(call, result)
 
 
-def _do_scatter(tickets: list[Ticket]) -> None:
-    root = tickets[0].call.root
-    assert root is not None
-    data = _source(tickets[root]).copy()
-    for ticket, part in zip(tickets, _parts(data, tickets[root].call.sends), strict=True):
-        _store(ticket, part)
+def _reduce_scatter(calls: Sequence[Call]) -> None:
+    for call, part in zip(calls, _parts(_combined(calls), calls[0].sends), strict=True):
+        _store(call, part)
 
 
-def _do_all_to_all(tickets: list[Ticket]) -> None:
-    parts = [_parts(_source(ticket).copy(), ticket.call.sends) for ticket in tickets]
-    for ticket in tickets:
-        _store(ticket, np.concatenate([row[ticket.rank] for row in parts]))
+def _gather(calls: Sequence[Call]) -> None:
+    joined = np.concatenate([_source(call) for call in calls])
+    for call in calls:
+        _store(call, joined)
 
 
-def _do_barrier(tickets: list[Ticket]) -> None:
+def _scatter(calls: Sequence[Call]) -> None:
+    root = _root(calls)
+    for call, part in zip(calls, _parts(_source(root).copy(), root.sends), strict=True):
+        _store(call, part)
+
+
+def _all_to_all(calls: Sequence[Call]) -> None:
+    rows = [_parts(_source(call).copy(), call.sends) for call in calls]
+    for receiver, call in enumerate(calls):
+        _store(call, np.concatenate([row[receiver] for row in rows]))
+
+
+def _barrier(calls: Sequence[Call]) -> None:
     return None
 
 
-#: What each verb does with the tickets of all ranks, in rank order.
-VERBS: dict[str, Callable[[list[Ticket]], None]] = {
-    "broadcast": _do_broadcast,
-    "reduce": _do_reduce,
-    "all_reduce": _do_reduce,
-    "reduce_scatter": _do_reduce_scatter,
-    "gather": _do_gather,
-    "all_gather": _do_gather,
-    "scatter": _do_scatter,
-    "all_to_all": _do_all_to_all,
-    "barrier": _do_barrier,
+COLLECTIVES: dict[str, Callable[[Sequence[Call]], None]] = {
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+    "all_reduce": _reduce,
+    "reduce_scatter": _reduce_scatter,
+    "gather": _gather,
+    "all_gather": _gather,
+    "scatter": _scatter,
+    "all_to_all": _all_to_all,
+    "barrier": _barrier,
 }

@@ -1,18 +1,18 @@
 """Ranks are threads of one process: the readable reference, in plain Python and NumPy.
 
-The engine only says what is called; `board` brings the ranks together and does the work.
+The engine hands each call to the group's `Hub`, which brings the ranks together and does the work.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
-from unisono.core.buffers import Buffer
-from unisono.core.engine import Counts, Engine, ReduceOp, Work
+from unisono.core.call import Call
+from unisono.core.engine import Engine, Work
 from unisono.core.environment import Launch
-from unisono.core.trace import Rank
-from unisono.engines.threads.hub import CLOSED, Call, Hub, Ticket
+from unisono.core.trace import RankReport
+from unisono.engines.threads.hub import CLOSED, Hub
+from unisono.engines.threads.pending_call import PendingCall
 from unisono.errors import LaunchError, NotReady, UnisonoError
 
 __all__ = ["ThreadsEngine", "threads_world"]
@@ -41,99 +41,56 @@ class ThreadsEngine(Engine):
             )
         return cls(Hub([0], timeout), 0)
 
-    def _ticket(self, call: Call) -> Ticket:
-        if self._closed:
-            raise NotReady("the engine is closed")
-        if self._shrunk:
-            raise NotReady("the group was shrunk; use the new one")
-        ticket = Ticket(self.hub, self.rank, self._turn, call, time.monotonic() + self.timeout)
-        ticket.patience = self.timeout
-        return ticket
+    # Every collective is the same here: the hub knows what each verb does.
 
-    def _collective(
-        self, call: Call, src: Buffer | None, dst: Buffer | None, blocking: bool
-    ) -> Work:
+    def _collective(self, call: Call) -> Work:
         self._turn += 1
-        ticket = self._ticket(call)
-        ticket.src, ticket.dst = src, dst
-        return self._answer(self.hub.post(ticket), blocking)
+        pending = self._pending(call)
+        self.hub.arrive(pending)
+        if call.blocking:
+            pending.wait()
+        return pending
 
-    def _answer(self, ticket: Ticket, blocking: bool) -> Work:
-        if blocking:
-            ticket.wait()
-        return ticket
+    def broadcast(self, call: Call) -> Work:
+        return self._collective(call)
 
-    def _even(self, counts: Counts, share: int) -> tuple[int, ...]:
-        return (share,) * self.size if counts is None else tuple(counts)
+    def reduce(self, call: Call) -> Work:
+        return self._collective(call)
 
-    def broadcast(self, src: Buffer | None, dst: Buffer, root: int, blocking: bool) -> Work:
-        call = Call("broadcast", dst.dtype, root=root, count=dst.count)
-        return self._collective(call, src, dst, blocking)
+    def all_reduce(self, call: Call) -> Work:
+        return self._collective(call)
 
-    def reduce(
-        self, src: Buffer, dst: Buffer | None, op: ReduceOp, root: int, blocking: bool
-    ) -> Work:
-        call = Call("reduce", src.dtype, op, root, src.count)
-        return self._collective(call, src, dst if self.rank == root else None, blocking)
+    def reduce_scatter(self, call: Call) -> Work:
+        return self._collective(call)
 
-    def all_reduce(self, src: Buffer, dst: Buffer, op: ReduceOp, blocking: bool) -> Work:
-        return self._collective(
-            Call("all_reduce", src.dtype, op, None, src.count), src, dst, blocking
-        )
+    def gather(self, call: Call) -> Work:
+        return self._collective(call)
 
-    def reduce_scatter(
-        self, src: Buffer, dst: Buffer, op: ReduceOp, counts: Counts, blocking: bool
-    ) -> Work:
-        sends = self._even(counts, dst.count)
-        call = Call("reduce_scatter", src.dtype, op, None, None, sends, (dst.count,) * self.size)
-        return self._collective(call, src, dst, blocking)
+    def all_gather(self, call: Call) -> Work:
+        return self._collective(call)
 
-    def gather(
-        self, src: Buffer, dst: Buffer | None, root: int, counts: Counts, blocking: bool
-    ) -> Work:
-        at_root = self.rank == root
-        sends = tuple(src.count if rank == root else 0 for rank in range(self.size))
-        receives = self._even(counts, src.count) if at_root else (0,) * self.size
-        call = Call("gather", src.dtype, None, root, None, sends, receives)
-        return self._collective(call, src, dst if at_root else None, blocking)
+    def scatter(self, call: Call) -> Work:
+        return self._collective(call)
 
-    def all_gather(self, src: Buffer, dst: Buffer, counts: Counts, blocking: bool) -> Work:
-        receives = self._even(counts, src.count)
-        call = Call("all_gather", src.dtype, None, None, None, (src.count,) * self.size, receives)
-        return self._collective(call, src, dst, blocking)
+    def all_to_all(self, call: Call) -> Work:
+        return self._collective(call)
 
-    def scatter(
-        self, src: Buffer | None, dst: Buffer, root: int, counts: Counts, blocking: bool
-    ) -> Work:
-        sends = self._even(counts, dst.count) if self.rank == root else (0,) * self.size
-        receives = tuple(dst.count if rank == root else 0 for rank in range(self.size))
-        call = Call("scatter", dst.dtype, None, root, None, sends, receives)
-        return self._collective(call, src, dst, blocking)
+    def barrier(self, call: Call) -> Work:
+        return self._collective(call)
 
-    def all_to_all(
-        self, src: Buffer, dst: Buffer, sends: Counts, receives: Counts, blocking: bool
-    ) -> Work:
-        call = Call(
-            "all_to_all",
-            src.dtype,
-            sends=self._even(sends, src.count // self.size),
-            receives=self._even(receives, dst.count // self.size),
-        )
-        return self._collective(call, src, dst, blocking)
+    def send(self, call: Call) -> Work:
+        assert call.source is not None
+        assert call.peer is not None
+        pending = self._pending(call)
+        self.hub.send(self.rank, call.peer, call.tag, call.source)
+        pending.end()
+        return pending
 
-    def send(self, src: Buffer, peer: int, tag: int, blocking: bool) -> Work:
-        ticket = self._ticket(Call("send", src.dtype, root=peer, count=src.count))
-        self.hub.deliver(self.rank, peer, tag, src)
-        ticket.end()
-        return ticket
-
-    def recv(self, dst: Buffer, peer: int | None, tag: int, blocking: bool) -> Work:
-        ticket = self._ticket(Call("recv", dst.dtype, root=peer, count=dst.count))
-        ticket.dst = dst
-        return self._answer(self.hub.collect(ticket, peer, tag), blocking)
-
-    def barrier(self, blocking: bool) -> Work:
-        return self._collective(Call("barrier"), None, None, blocking)
+    def recv(self, call: Call) -> Work:
+        pending = self.hub.receive(self._pending(call))
+        if call.blocking:
+            pending.wait()
+        return pending
 
     def split(self, ranks: Sequence[int], key: str) -> ThreadsEngine:
         return ThreadsEngine(self.hub.child(ranks, key), list(ranks).index(self.rank))
@@ -155,8 +112,15 @@ class ThreadsEngine(Engine):
             self._closed = True
             self.hub.leave(self.rank, CLOSED)
 
-    def records(self) -> list[Rank]:
+    def records(self) -> list[RankReport]:
         return self.hub.recorder.look()
+
+    def _pending(self, call: Call) -> PendingCall:
+        if self._closed:
+            raise NotReady("the engine is closed")
+        if self._shrunk:
+            raise NotReady("the group was shrunk; use the new one")
+        return PendingCall(self.hub, self.rank, self._turn, call)
 
 
 def threads_world(size: int, timeout: float) -> list[ThreadsEngine]:

@@ -1,9 +1,8 @@
-"""Where ranks that are threads meet: tickets on boards.
+"""What the threads of one group share: the calls that wait for ranks, and messages.
 
-Every call puts a ticket (what this rank calls, and with which memory) on the board of its turn. The
-rank that completes the board does the work for all of them, for it can see everybody's memory, and
-then all tickets are done. So a call never needs a thread of its own, and an asynchronous call is
-one that does not wait for its ticket.
+Every collective has a turn. A rank adds its call to those of its turn; the rank that comes last
+does the work for all of them, because it sees everybody's memory, and then all calls have ended. So
+a call never needs a thread of its own, and an asynchronous call is one that does not wait.
 """
 
 from __future__ import annotations
@@ -11,112 +10,31 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+import numpy as np
 
 from unisono.core.buffers import Buffer
 from unisono.core.dtypes import DType
-from unisono.core.engine import ReduceOp, Work
-from unisono.core.trace import Recorder, Tracer
+from unisono.core.trace import Tracer
+from unisono.engines.common.consistency import Descriptor, compare
 from unisono.engines.common.reductions import Array
-from unisono.engines.threads.collectives import VERBS
+from unisono.engines.threads.collectives import COLLECTIVES
+from unisono.engines.threads.pending_call import PendingCall
+from unisono.engines.threads.recorder import Recorder
 from unisono.errors import CommTimeout, MismatchError, NotReady, PeerLost, UnisonoError
 
-__all__ = ["CLOSED", "Call", "Hub", "Ticket", "disagree"]
+__all__ = ["CLOSED", "Hub"]
 
 #: The reason of a rank that has left its group as it should.
 CLOSED = "closed the group"
-
-
-@dataclass(frozen=True)
-class Call:
-    """What a rank calls. The first five fields must agree; counts must fit each other."""
-
-    verb: str
-    dtype: DType | None = None
-    op: ReduceOp | None = None
-    root: int | None = None
-    count: int | None = None
-    sends: tuple[int, ...] = field(default=(), compare=False)
-    receives: tuple[int, ...] = field(default=(), compare=False)
-
-    def __str__(self) -> str:
-        words = [self.verb]
-        if self.dtype is not None:
-            words.append(self.dtype.name)
-        if self.count is not None:
-            words.append(f"x {self.count}")
-        if self.op is not None:
-            words.append(repr(self.op).removeprefix("ReduceOp.").lower())
-        if self.root is not None:
-            words.append(f"root {self.root}")
-        if self.sends:
-            words.append(f"sending {list(self.sends)}")
-        if self.receives:
-            words.append(f"receiving {list(self.receives)}")
-        return " ".join(words)
-
-    def share(self) -> int | None:
-        """How many elements the rank gives or gets, for the records."""
-        if self.count is not None or not self.sends:
-            return self.count
-        return max(self.sends + self.receives)
-
 
 #: Numbers the worlds of this process, for the names of their traces.
 _worlds = itertools.count()
 
 
-class Ticket(Work):
-    """One rank's part in a call: its call, its memory, and later the outcome."""
-
-    def __init__(self, hub: Hub, rank: int, turn: int, call: Call, deadline: float) -> None:
-        super().__init__()
-        self.hub, self.rank, self.turn, self.call, self.deadline = hub, rank, turn, call, deadline
-        self.patience = hub.timeout  # seconds until the deadline, as they were at the start
-        self.src: Buffer | None = None
-        self.dst: Buffer | None = None
-        self.ended = threading.Event()
-        self.failure: UnisonoError | None = None
-        message = call.verb in ("send", "recv")
-        self.record = hub.recorder.begin(
-            hub.world_ranks[rank],
-            hub.number,
-            None if message else turn,
-            call.verb,
-            call.dtype.name if call.dtype is not None else None,
-            call.share(),
-            call.op.name if call.op is not None else None,
-            call.root,
-        )
-
-    def end(self, failure: UnisonoError | None = None) -> None:
-        """Note the outcome and wake whoever waits."""
-        if not self.ended.is_set():
-            self.hub.recorder.end(self.record, failure)
-        self.failure = failure
-        self.ended.set()
-
-    def _poll(self) -> bool:
-        return self.ended.is_set()
-
-    def _block(self, timeout: float | None) -> None:
-        left = self.deadline - time.monotonic()
-        if timeout is not None and timeout < left:
-            if not self.ended.wait(max(timeout, 0)):
-                raise CommTimeout(f"{self.call} has not ended after {timeout:g} s")
-        elif not self.ended.wait(max(left, 0)):
-            self.hub.give_up(self)
-        if self.failure is not None:
-            # Each rank and each wait gets an error object of its own to write notes on.
-            error = type(self.failure)(str(self.failure), self.failure.ranks)
-            self.hub.tracer(self.rank).explain(error)
-            raise error
-
-
 class Hub:
-    """What the threads of one group share: boards by turn, letters by receiver."""
+    """One group of threads. The rank that comes last to a collective does it for all."""
 
     def __init__(
         self, ranks: Sequence[int], timeout: float, parent: Hub | None = None, key: str = ""
@@ -127,15 +45,17 @@ class Hub:
         self.key = key
         self.timeout = timeout
         self.lock = threading.RLock()
-        self.boards: dict[int, dict[int, Ticket]] = {}
-        self.last: dict[int, Ticket] = {}  # by rank, of collectives
+        self.arrived: dict[int, dict[int, PendingCall]] = {}  # by turn and rank
+        self.last: dict[int, PendingCall] = {}  # by rank, of collectives
         self.gone: dict[int, str] = {}
-        self.letters: list[tuple[int, int, int, Array, DType]] = []
-        self.waiting: list[tuple[Ticket, int | None, int]] = []
+        #: Messages that came before their receive: source, target, tag, data, dtype.
+        self.unexpected: list[tuple[int, int, int, Array, DType]] = []
+        #: Receives whose message has not come.
+        self.receives: list[PendingCall] = []
         self.children: dict[str, Hub] = {}
         self.ended: set[int] = set()  # those of `gone` that will not come back to shrink the group
         self.shrinking: set[int] = set()
-        self.waited: set[int] = set()  # for that, in vain
+        self.gave_up_shrinking: set[int] = set()
         self.shrunk: Hub | None = None
         self.changed = threading.Condition(self.lock)  # of the three above
         if parent is None:
@@ -152,27 +72,52 @@ class Hub:
         """What writes the job's trace for a rank of this group."""
         return Tracer(self.job, self.world_ranks[rank], self.recorder)
 
-    def post(self, ticket: Ticket) -> Ticket:
-        """Put a ticket on the board of its turn; whoever completes the board does the work."""
+    # ---- collectives ----
+
+    def arrive(self, pending: PendingCall) -> PendingCall:
+        """Add a call to those of its turn; the rank that completes them does the work."""
         with self.lock:
-            board = self.boards.setdefault(ticket.turn, {})
-            board[ticket.rank] = ticket
-            self.last[ticket.rank] = ticket
-            if len(board) == self.size:
-                del self.boards[ticket.turn]
-                _finish_board([board[rank] for rank in range(self.size)])
+            here = self.arrived.setdefault(pending.turn, {})
+            here[pending.rank] = pending
+            self.last[pending.rank] = pending
+            if len(here) == self.size:
+                del self.arrived[pending.turn]
+                _complete([here[rank] for rank in range(self.size)])
             else:
-                self._fail_lonely()
-        return ticket
+                self._fail_hopeless()
+        return pending
+
+    def give_up(self, pending: PendingCall) -> None:
+        """End a call whose deadline has passed: say who is missing and what each did last."""
+        with self.lock:
+            if pending.ended.is_set():
+                return
+            if pending.call.verb == "recv":
+                self._give_up_receive(pending)
+                return
+            # The other ranks of this turn wait for the same ranks: without us it cannot end.
+            here = self.arrived.pop(pending.turn)
+            missing = [rank for rank in range(self.size) if rank not in here]
+            names = ", ".join(f"rank {rank}" for rank in missing)
+            last = "; ".join(f"rank {rank}: {self._last_call(rank)}" for rank in missing)
+            arrived = ", ".join(f"rank {rank}{here[rank].record.age()}" for rank in sorted(here))
+            for other in here.values():
+                late = f"{other.call} (call {other.turn}){_at(other)} reached its timeout"
+                text = f"{late} of {pending.call.timeout:g} s waiting for {names}"
+                other.end(CommTimeout(f"{text}; last calls: {last}; arrived: {arrived}", missing))
+            for rank, other in here.items():
+                self.leave(rank, f"gave up {other.call} at its deadline", for_good=False)
+
+    # ---- membership ----
 
     def leave(self, rank: int, reason: str, *, for_good: bool = True) -> None:
         """A rank is gone: calls that it has not joined can never end well.
 
-        Unless that is `for_good` it still lives, and is gone from this group alone.
+        Unless it is gone `for_good` it still lives, and is gone from this group alone.
         """
         with self.lock:
             self.gone.setdefault(rank, reason)
-            self._fail_lonely()
+            self._fail_hopeless()
             if for_good:
                 self.ended.add(rank)
                 self.changed.notify_all()
@@ -181,12 +126,12 @@ class Hub:
                 for child in list(self.children.values()):
                     if rank in child.ranks:
                         child.leave(child.ranks.index(rank), reason)
-            forgotten = len(self.gone) == self.size
-        if forgotten and self.parent is not None:
+            unused = len(self.gone) == self.size
+        if unused and self.parent is not None:
             self.parent.children.pop(self.key, None)
 
     def child(self, ranks: Sequence[int], key: str) -> Hub:
-        """The hub of a subgroup; whoever of its members comes first makes it."""
+        """The hub of a subgroup; the first of its members to ask makes it."""
         with self.lock:
             if key not in self.children:
                 self.children[key] = Hub(ranks, self.timeout, self, key)
@@ -207,13 +152,13 @@ class Hub:
                 absent = wanted - self.shrinking - self.ended
                 if absent:
                     self.shrinking.discard(rank)
-                    self.waited.add(rank)
-                    # Who gave up at the same deadline as we do is not to blame.
-                    missing = sorted(absent - self.waited) or sorted(absent)
+                    self.gave_up_shrinking.add(rank)
+                    # A rank that gave up at the same deadline as this one is not the cause.
+                    missing = sorted(absent - self.gave_up_shrinking) or sorted(absent)
                     names = ", ".join(f"rank {other}" for other in missing)
-                    deeds = "; ".join(f"rank {other}: {self._deed(other)}" for other in missing)
+                    last = "; ".join(f"rank {other}: {self._last_call(other)}" for other in missing)
                     late = f"shrinking the group reached its timeout of {timeout:g} s"
-                    raise CommTimeout(f"{late} waiting for {names}; last calls: {deeds}", missing)
+                    raise CommTimeout(f"{late} waiting for {names}; last calls: {last}", missing)
                 self._shrink_to(sorted((wanted & self.shrinking) - self.ended))
             assert self.shrunk is not None
             if self.world_ranks[rank] not in self.shrunk.world_ranks:
@@ -221,162 +166,133 @@ class Hub:
             return self.shrunk
 
     def _shrink_to(self, survivors: Sequence[int]) -> None:
-        """Make their hub. It hangs on the world's, for this one will be closed."""
+        """Make their hub. Its parent is the world's hub, because this one will be closed."""
         root = self
         while root.parent is not None:
             root = root.parent
         key = f"shrunk {self.number}"
         made = Hub([self.world_ranks[rank] for rank in survivors], self.timeout, root, key)
-        # Without the root's lock: who holds that may wait for ours. So look at the dead afterwards.
+        # Without the root's lock: its owner may wait for ours. So look at ended ranks afterwards.
         root.children[key] = made
-        for place, world_rank in enumerate(made.ranks):
+        for position, world_rank in enumerate(made.ranks):
             if world_rank in root.ended:
-                made.leave(place, root.gone[world_rank])
+                made.leave(position, root.gone[world_rank])
         self.shrunk = made
 
     def _end_calls(self, rank: int) -> None:
         """End what a rank has under way here: it will not wait for it any more."""
         closed = NotReady("the group was shrunk before this call had ended")
-        for turn, board in list(self.boards.items()):
-            if rank in board:
-                del self.boards[turn]
-                board.pop(rank).end(closed)
-                for ticket in board.values():
-                    text = f"rank {rank} {self.gone[rank]}; {ticket.call} cannot end"
-                    ticket.end(PeerLost(text, [rank]))
-        for ticket, _, _ in self.waiting:
-            if ticket.rank == rank:
-                ticket.end(closed)
-        self.waiting = [entry for entry in self.waiting if not entry[0].ended.is_set()]
+        for turn, here in list(self.arrived.items()):
+            if rank in here:
+                del self.arrived[turn]
+                here.pop(rank).end(closed)
+                for pending in here.values():
+                    text = f"rank {rank} {self.gone[rank]}; {pending.call} cannot end"
+                    pending.end(PeerLost(text, [rank]))
+        for pending in self.receives:
+            if pending.rank == rank:
+                pending.end(closed)
+        self._forget_ended_receives()
 
-    def _fail_lonely(self) -> None:
-        for board in self.boards.values():
-            lost = [rank for rank in self.gone if rank not in board]
+    def _fail_hopeless(self) -> None:
+        """End the calls that wait for a rank that is gone."""
+        for here in self.arrived.values():
+            lost = [rank for rank in self.gone if rank not in here]
             if lost:
                 text = "; ".join(
-                    f"rank {rank} {self.gone[rank]}, its last call was {self._deed(rank)}"
+                    f"rank {rank} {self.gone[rank]}, its last call was {self._last_call(rank)}"
                     for rank in lost
                 )
-                for ticket in board.values():
-                    ticket.end(PeerLost(f"{text}; {ticket.call} cannot end", lost))
-        for ticket, peer, _ in list(self.waiting):
-            others = [r for r in range(self.size) if r != ticket.rank]
-            if peer in self.gone or (
-                peer is None and others and all(r in self.gone for r in others)
-            ):
-                lost = [peer] if peer is not None else others
-                text = "; ".join(f"rank {rank} {self.gone[rank]}" for rank in lost)
-                ticket.end(PeerLost(f"{text}; {ticket.call} cannot end", lost))
-        self.waiting = [entry for entry in self.waiting if not entry[0].ended.is_set()]
+                for pending in here.values():
+                    pending.end(PeerLost(f"{text}; {pending.call} cannot end", lost))
+        for pending in list(self.receives):
+            peer = pending.call.peer
+            others = [rank for rank in range(self.size) if rank != pending.rank]
+            senders = others if peer is None else [peer]
+            if senders and all(rank in self.gone for rank in senders):
+                text = "; ".join(f"rank {rank} {self.gone[rank]}" for rank in senders)
+                pending.end(PeerLost(f"{text}; {pending.call} cannot end", senders))
+        self._forget_ended_receives()
 
-    def give_up(self, ticket: Ticket) -> None:
-        """The deadline has passed: say who is missing and what each rank did last."""
-        with self.lock:
-            if ticket.ended.is_set():
-                return
-            if ticket.call.verb == "recv":
-                self.waiting = [entry for entry in self.waiting if entry[0] is not ticket]
-                peer = ticket.call.root
-                sender = "any rank" if peer is None else f"rank {peer}"
-                text = f"no message from {sender} for {ticket.call} after {ticket.patience:g} s"
-                ticket.end(CommTimeout(text, () if peer is None else (peer,)))
-                return
-            # The others on the board wait for the same ranks: without us their call cannot end.
-            board = self.boards.pop(ticket.turn)
-            missing = [rank for rank in range(self.size) if rank not in board]
-            names = ", ".join(f"rank {rank}" for rank in missing)
-            deeds = "; ".join(f"rank {rank}: {self._deed(rank)}" for rank in missing)
-            here = ", ".join(f"rank {rank}{board[rank].record.story()}" for rank in sorted(board))
-            for other in board.values():
-                late = f"{other.call} (call {other.turn}){_at(other)} reached its timeout"
-                text = f"{late} of {ticket.patience:g} s waiting for {names}"
-                other.end(CommTimeout(f"{text}; last calls: {deeds}; arrived: {here}", missing))
-            for rank, other in board.items():
-                self.leave(rank, f"gave up {other.call} at its deadline", for_good=False)
-
-    def _deed(self, rank: int) -> str:
-        """What a rank does or did last, in this group or else in another."""
-        ticket = self.last.get(rank)
-        if ticket is not None:
-            return f"{ticket.call} (call {ticket.turn}){ticket.record.story()}"
+    def _last_call(self, rank: int) -> str:
+        """What a rank calls or called last, in this group or else in another."""
+        pending = self.last.get(rank)
+        if pending is not None:
+            return f"{pending.call} (call {pending.turn}){pending.record.age()}"
         record = self.recorder.last(self.world_ranks[rank])
-        return f"{record.verb}{record.story()}" if record is not None else "no call yet"
+        return f"{record.verb}{record.age()}" if record is not None else "no call yet"
 
-    def deliver(self, source: int, target: int, tag: int, src: Buffer) -> None:
-        """Give a copy of `src` to the first receive that fits it, or keep it."""
+    # ---- point-to-point ----
+
+    def send(self, source: int, target: int, tag: int, data: Buffer) -> None:
+        """Give a copy of `data` to the first receive that matches, or keep it until one does."""
         with self.lock:
-            for index, (ticket, peer, wanted) in enumerate(self.waiting):
-                if ticket.rank == target and wanted == tag and peer in (None, source):
-                    del self.waiting[index]
-                    _hand_over(ticket, source, src.array, src.dtype)
+            for index, pending in enumerate(self.receives):
+                call = pending.call
+                if (pending.rank, call.tag) == (target, tag) and call.peer in (None, source):
+                    del self.receives[index]
+                    _deliver(pending, source, data.array, data.dtype)
                     return
-            self.letters.append((source, target, tag, src.array.copy(), src.dtype))
+            self.unexpected.append((source, target, tag, data.array.copy(), data.dtype))
 
-    def collect(self, ticket: Ticket, peer: int | None, tag: int) -> Ticket:
-        """Take the first letter that fits, or wait for one."""
+    def receive(self, pending: PendingCall) -> PendingCall:
+        """Take the first message that matches, or wait for one."""
+        call = pending.call
         with self.lock:
-            for index, (source, target, sent, array, dtype) in enumerate(self.letters):
-                if target == ticket.rank and sent == tag and peer in (None, source):
-                    del self.letters[index]
-                    _hand_over(ticket, source, array, dtype)
-                    return ticket
-            self.waiting.append((ticket, peer, tag))
-            self._fail_lonely()
-        return ticket
+            for index, (source, target, tag, data, dtype) in enumerate(self.unexpected):
+                if (target, tag) == (pending.rank, call.tag) and call.peer in (None, source):
+                    del self.unexpected[index]
+                    _deliver(pending, source, data, dtype)
+                    return pending
+            self.receives.append(pending)
+            self._fail_hopeless()
+        return pending
+
+    def _give_up_receive(self, pending: PendingCall) -> None:
+        self.receives = [other for other in self.receives if other is not pending]
+        peer = pending.call.peer
+        sender = "any rank" if peer is None else f"rank {peer}"
+        text = f"no message from {sender} for {pending.call} after {pending.call.timeout:g} s"
+        pending.end(CommTimeout(text, () if peer is None else (peer,)))
+
+    def _forget_ended_receives(self) -> None:
+        self.receives = [pending for pending in self.receives if not pending.ended.is_set()]
 
 
-def _hand_over(ticket: Ticket, source: int, array: Array, dtype: DType) -> None:
-    dst = ticket.dst
-    assert dst is not None
-    ticket.source = source
-    if dst.dtype is not dtype or dst.count != array.size:
-        ticket.end(
+def _deliver(pending: PendingCall, source: int, data: Array, dtype: DType) -> None:
+    destination = pending.call.destination
+    assert destination is not None
+    pending.source = source
+    if destination.dtype is not dtype or destination.count != data.size:
+        pending.end(
             MismatchError(
-                f"rank {source} sent {dtype.name} x {array.size}, "
-                f"but rank {ticket.rank} receives {dst.dtype.name} x {dst.count}",
-                [source, ticket.rank],
+                f"rank {source} sent {dtype.name} x {data.size}, but rank {pending.rank} receives "
+                f"{destination.dtype.name} x {destination.count}",
+                [source, pending.rank],
             )
         )
         return
-    dst.array[:] = array
-    ticket.end()
+    destination.array[:] = data
+    pending.end()
 
 
-def _finish_board(tickets: list[Ticket]) -> None:
-    """All ranks are here: compare what they call, do it, and end every ticket."""
+def _complete(pending: list[PendingCall]) -> None:
+    """All ranks are here: compare their calls, do the work, and end every call."""
+    calls = [one.call for one in pending]
+
+    def counts() -> Array:
+        return np.array([[call.sends, call.receives] for call in calls], np.int64)
+
     failure: UnisonoError | None = None
-    if disagree([ticket.call for ticket in tickets]):
-        sides: dict[str, list[Ticket]] = {}
-        for ticket in tickets:
-            sides.setdefault(str(ticket.call), []).append(ticket)
-        text = "; ".join(_side(call, side) for call, side in sides.items())
-        failure = MismatchError(f"ranks disagree in call {tickets[0].turn}: {text}")
-    else:
-        VERBS[tickets[0].call.verb](tickets)
-    for ticket in tickets:
-        ticket.end(failure)
+    try:
+        descriptors = [Descriptor.of(call) for call in calls]
+        compare(pending[0].turn, descriptors, counts if calls[0].sends else None)
+        COLLECTIVES[calls[0].verb](calls)
+    except MismatchError as mismatch:
+        failure = mismatch
+    for one in pending:
+        one.end(failure)
 
 
-def _side(call: str, tickets: list[Ticket]) -> str:
-    """Who calls this, and from where; a rank of each place is enough."""
-    ranks = ", ".join(str(ticket.rank) for ticket in tickets)
-    places = " and".join(dict.fromkeys(filter(None, map(_at, tickets))))
-    return (
-        f"{'ranks' if len(tickets) > 1 else 'rank'} {ranks}: {call}, call {tickets[0].turn}{places}"
-    )
-
-
-def _at(ticket: Ticket) -> str:
-    return f" at {ticket.record.place}" if ticket.record.place else ""
-
-
-def disagree(calls: Sequence[Call]) -> bool:
-    """Tell whether ranks call different things, or counts that do not fit each other."""
-    if any(call != calls[0] for call in calls):
-        return True
-    return any(
-        sender.sends[j] != receiver.receives[i]
-        for i, sender in enumerate(calls)
-        for j, receiver in enumerate(calls)
-        if sender.sends and receiver.receives
-    )
+def _at(pending: PendingCall) -> str:
+    return f" at {pending.call.site}" if pending.call.site else ""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.core import buffers, dispatch, packing
-from unisono.core.arguments import whole_numbers
+from unisono.core.arguments import as_ints
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError
 from unisono.mindspore._checks import (
@@ -38,13 +38,13 @@ def all_to_all_with_output_shape(
     if not isinstance(output_shape_list, list | tuple):
         raise ArgumentTypeError(f"output_shape_list must be a list, got {output_shape_list!r}")
     shapes = [_asked(entry) for entry in output_shape_list]
-    source, sends = packing.join(input_tensor_list)
+    source, sends = packing.pack(input_tensor_list)
     members = resolve_group(group)
     _one_for_each(shapes, members.size, "output_shape_list")
     _one_for_each(sends, members.size, "input_tensor_list")
     outs = [buffers.output_like(input_tensor_list[0], shape) for shape in shapes]
-    landing, receives = packing.land_in([out.buffer for out in outs])
-    work = dispatch.start("all_to_all", members, not async_op, source, landing, sends, receives)
+    landing, receives = packing.unpack_buffers_on_completion([out.buffer for out in outs])
+    work = dispatch.all_to_all(members, source, landing, sends, receives, blocking=not async_op)
     result = tuple(out.finish(work) for out in outs)
     return result, handle_of(work, result, async_op)
 
@@ -64,14 +64,13 @@ def all_to_all_single_with_output_shape(
     gives = _splits(input_split_sizes, given, members.size, "input_split_sizes")
     takes = _splits(output_split_sizes, asked, members.size, "output_split_sizes")
     out = buffers.output_like(tensor, (sum(takes), *asked[1:]))
-    work = dispatch.start(
-        "all_to_all",
+    work = dispatch.all_to_all(
         members,
-        not async_op,
         buffers.view(tensor),
         out.buffer,
         [split * math.prod(given[1:]) for split in gives],
         [split * math.prod(asked[1:]) for split in takes],
+        blocking=not async_op,
     )
     result = out.finish(work)
     return result, handle_of(work, result, async_op)
@@ -105,14 +104,13 @@ def all_to_all_v_c(
         )
     # A rank outside the group has no row of its own; dispatch refuses it a moment later.
     place = max(members.rank, 0)
-    work = dispatch.start(
-        "all_to_all",
+    work = dispatch.all_to_all(
         members,
-        not async_op,
         buffers.view(input),
         buffers.view(output),
         [count * row for count in send_count_matrix[place * size : (place + 1) * size]],
         [count * row for count in send_count_matrix[place::size]],
+        blocking=not async_op,
     )
     return handle_of(work, output, async_op)
 
@@ -130,7 +128,7 @@ def _asked(entry: Any) -> tuple[int, ...]:
 
 def _splits(splits: Sequence[int] | None, shape: Sequence[int], size: int, name: str) -> list[int]:
     """How many rows go to or come from each rank; equal shares where nothing is said."""
-    told = [] if splits is None else whole_numbers(splits, name)
+    told = [] if splits is None else as_ints(splits, name)
     if not told:
         return [rows(shape, size)] * size
     if min(told) < 0:

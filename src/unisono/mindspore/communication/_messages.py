@@ -154,7 +154,7 @@ def _pattern(entry: P2POp, index: int) -> tuple[Any, tuple[int, ...]]:
 def _start_send(tensor: Any, dst: int, group: str | Group | None, *, blocking: bool) -> Work:
     source = buffers.view(tensor)
     members, peer = resolve_root(group, dst, "dst")
-    return dispatch.start("send", members, blocking, source, peer, 0)
+    return dispatch.send(members, source, peer, 0, blocking=blocking)
 
 
 def _start_recv(
@@ -167,4 +167,4 @@ def _start_recv(
 ) -> tuple[Output, Work]:
     out = buffers.output_like(tensor, shape)
     members, peer = resolve_root(group, src, "src")
-    return out, dispatch.start("recv", members, blocking, out.buffer, peer, 0)
+    return out, dispatch.recv(members, out.buffer, peer, 0, blocking=blocking)

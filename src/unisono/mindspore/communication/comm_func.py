@@ -70,7 +70,7 @@ def all_reduce(
     out = buffers.output_like(tensor)
     source, combine = buffers.view(tensor), operator(op)
     members = resolve_group(group)
-    work = dispatch.start("all_reduce", members, not async_op, source, out.buffer, combine)
+    work = dispatch.all_reduce(members, source, out.buffer, combine, blocking=not async_op)
     result = out.finish(work)
     return result, handle_of(work, result, async_op)
 
@@ -85,9 +85,7 @@ def all_gather_into_tensor(
     shape = shape_of(tensor)
     members = resolve_group(group)
     out = buffers.output_like(tensor, _joined(shape, members.size))
-    work = dispatch.start(
-        "all_gather", members, not async_op, buffers.view(tensor), out.buffer, None
-    )
+    work = dispatch.all_gather(members, buffers.view(tensor), out.buffer, blocking=not async_op)
     result = out.finish(work)
     return result, handle_of(work, result, async_op)
 
@@ -104,9 +102,7 @@ def reduce_scatter_tensor(
     members = resolve_group(group)
     out = buffers.output_like(tensor, (rows(shape, members.size), *shape[1:]))
     source = buffers.view(tensor)
-    work = dispatch.start(
-        "reduce_scatter", members, not async_op, source, out.buffer, combine, None
-    )
+    work = dispatch.reduce_scatter(members, source, out.buffer, combine, blocking=not async_op)
     result = out.finish(work)
     return result, handle_of(work, result, async_op)
 
@@ -122,10 +118,10 @@ def reduce(
     members, root = resolve_root(group, dst, "dst")
     if members.rank != root:
         placeholder = zeros_like(tensor)
-        dispatch.start("reduce", members, True, source, None, combine, root)
+        dispatch.reduce(members, source, None, combine, root)
         return placeholder
     out = buffers.output_like(tensor)
-    dispatch.start("reduce", members, True, source, out.buffer, combine, root)
+    dispatch.reduce(members, source, out.buffer, combine, root)
     return out.finish()
 
 
@@ -136,7 +132,7 @@ def broadcast(
     out = buffers.output_like(tensor)
     members, root = resolve_root(group, src, "src")
     source = buffers.view(tensor) if members.rank == root else None
-    dispatch.start("broadcast", members, True, source, out.buffer, root)
+    dispatch.broadcast(members, source, out.buffer, root)
     return out.finish()
 
 
@@ -151,7 +147,7 @@ def scatter_tensor(
     members, root = resolve_root(group, src, "src")
     out = buffers.output_like(tensor, (rows(shape, members.size), *shape[1:]))
     source = buffers.view(tensor) if members.rank == root else None
-    dispatch.start("scatter", members, True, source, out.buffer, root, None)
+    dispatch.scatter(members, source, out.buffer, root)
     return out.finish()
 
 
@@ -163,16 +159,16 @@ def gather_into_tensor(
     members, root = resolve_root(group, dst, "dst")
     if members.rank != root:
         placeholder = zeros_like(tensor)
-        dispatch.start("gather", members, True, source, None, root, None)
+        dispatch.gather(members, source, None, root)
         return placeholder
     out = buffers.output_like(tensor, _joined(shape, members.size))
-    dispatch.start("gather", members, True, source, out.buffer, root, None)
+    dispatch.gather(members, source, out.buffer, root)
     return out.finish()
 
 
 def barrier(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> None:
     """Wait until every rank of the group has come here."""
-    dispatch.start("barrier", resolve_group(group), True)
+    dispatch.barrier(resolve_group(group))
 
 
 def _joined(shape: tuple[int, ...], size: int) -> tuple[int, ...]:

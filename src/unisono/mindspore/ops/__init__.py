@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from unisono.core import buffers, dispatch, packing
-from unisono.core.arguments import whole_numbers
+from unisono.core.arguments import as_ints
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError
 from unisono.mindspore._checks import (
@@ -199,9 +199,9 @@ class AlltoAll(_Primitive):
         source = buffers.view(input_x)
         # Blocks lie scattered in memory unless the first dimension is cut, so NumPy packs them.
         cut = np.split(source.array.reshape(shape), members.size, axis=split)
-        packed, counts = packing.join([np.ascontiguousarray(part) for part in cut])
+        packed, counts = packing.pack([np.ascontiguousarray(part) for part in cut])
         came = np.empty(sum(counts), source.dtype.numpy)
-        dispatch.start("all_to_all", members, True, packed, buffers.view(came), counts, counts)
+        dispatch.all_to_all(members, packed, buffers.view(came), counts, counts)
         blocks = came.reshape(members.size, *block)
         out.buffer.array[:] = np.concatenate(list(blocks), axis=concat).reshape(-1)
         return out.finish()
@@ -230,7 +230,7 @@ class AlltoAllV(_Primitive):
         if len(shape_of(input_x)) != 1:
             raise ArgumentError(f"the tensor must be flat, but its shape is {shape_of(input_x)}")
         sends, receives = (
-            [count * self.block_size for count in whole_numbers(told, name)]
+            [count * self.block_size for count in as_ints(told, name)]
             for told, name in (
                 (send_numel_list, "send_numel_list"),
                 (recv_numel_list, "recv_numel_list"),
@@ -238,7 +238,7 @@ class AlltoAllV(_Primitive):
         )
         out = buffers.output_like(input_x, (sum(receives),))
         source = buffers.view(input_x)
-        dispatch.start("all_to_all", members, True, source, out.buffer, sends, receives)
+        dispatch.all_to_all(members, source, out.buffer, sends, receives)
         return out.finish()
 
 
@@ -273,7 +273,7 @@ class Send(_Primitive):
     def __call__(self, input_x: Any) -> Any:
         """Return the tensor itself, so that it can stand where a graph expects a result."""
         members, peer = resolve_root(self.group, self.rank, "dest_rank")
-        dispatch.start("send", members, True, buffers.view(input_x), peer, self.sr_tag)
+        dispatch.send(members, buffers.view(input_x), peer, self.sr_tag)
         return input_x
 
 
@@ -306,7 +306,7 @@ class Receive(_Primitive):
         """Return the tensor that came; an argument only orders a graph and is not looked at."""
         members, peer = resolve_root(self.group, self.rank, "src_rank")
         out = buffers.output_like(empty_of(self.dtype), self.shape)
-        dispatch.start("recv", members, True, out.buffer, peer, self.tag)
+        dispatch.recv(members, out.buffer, peer, self.tag)
         return out.finish()
 
 
@@ -360,7 +360,7 @@ class BatchISendIRecv(_Primitive):
                 entry = comm_func.P2POp(kind, next(outgoing), peer, self.group)
             else:
                 shape, dtype = next(incoming)
-                lengths = tuple(whole_numbers(shape, "receive_shapes"))
+                lengths = tuple(as_ints(shape, "receive_shapes"))
                 entry = comm_func.P2POp(kind, lengths, peer, self.group, recv_dtype=dtype)
             batch.append(entry)
         return comm_func.batch_isend_irecv(batch)

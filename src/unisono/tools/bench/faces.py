@@ -99,7 +99,7 @@ def rank_times(ways: dict[str, list[str]], engine: str, rounds: int, seconds: fl
         # All ranks must make the same number of calls, so the slowest says how many.
         slowest = np.array([_seconds(calls["numpy", "core, in place"], 200)])
         buffer = buffers.view(slowest)
-        dispatch.start("all_reduce", world, True, buffer, buffer, ReduceOp.MAX)
+        dispatch.all_reduce(world, buffer, buffer, ReduceOp.MAX)
         count = calls_for(seconds, float(slowest[0]))
 
         times: _Times = {kind: {way: [] for way in own} for kind, own in ways.items()}
@@ -123,7 +123,7 @@ def _prepare(kind: str, way: str, real: dict[str, Callable[[Any], object]]) -> C
 
     def core_in_place() -> object:
         buffer = buffers.view(tensor)
-        dispatch.start("all_reduce", world, True, buffer, buffer, ReduceOp.SUM)
+        dispatch.all_reduce(world, buffer, buffer, ReduceOp.SUM)
         return tensor
 
     def torch_words() -> object:
@@ -133,9 +133,7 @@ def _prepare(kind: str, way: str, real: dict[str, Callable[[Any], object]]) -> C
     def core_new_tensor() -> object:
         out = buffers.output_like(tensor)
         source = buffers.view(tensor)
-        return out.finish(
-            dispatch.start("all_reduce", world, True, source, out.buffer, ReduceOp.SUM)
-        )
+        return out.finish(dispatch.all_reduce(world, source, out.buffer, ReduceOp.SUM))
 
     def mindspore_words() -> object:
         return comm_func.all_reduce(tensor)[0]

@@ -110,7 +110,7 @@ def _unisono(engine: str, size: int) -> tuple[_Prepare, Callable[[], None]]:
                 rest = (src, dst, ReduceOp.SUM, None)
             else:
                 rest = (src, dst, None, None)
-            return dispatch.start(collective, world, True, *rest)
+            return getattr(dispatch, collective)(world, *rest)
 
         return call, source, target
 

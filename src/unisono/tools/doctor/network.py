@@ -218,7 +218,7 @@ def _measure(world: Group, every: Sequence[Host]) -> Iterator[Pair]:
     """Play with one rank of each other host, pair after pair, while all others wait."""
     for index, first in enumerate(every):
         for second in every[index + 1 :]:
-            dispatch.start("barrier", world, True)
+            dispatch.barrier(world)
             ranks = (first.ranks[0], second.ranks[0])
             if world.rank not in ranks:
                 continue
@@ -230,7 +230,7 @@ def _measure(world: Group, every: Sequence[Host]) -> Iterator[Pair]:
                 latency = statistics.median(short) / 2
                 names = (_label(first, every), _label(second, every))
                 yield Pair(names, ranks, latency, _LARGE * 2 / min(long))
-    dispatch.start("barrier", world, True)
+    dispatch.barrier(world)
 
 
 def _ping_pong(world: Group, peer: int, leads: bool, size: int) -> list[float]:
@@ -238,19 +238,21 @@ def _ping_pong(world: Group, peer: int, leads: bool, size: int) -> list[float]:
     data = buffers.view(np.zeros(size, np.uint8))
     rounds = np.zeros(1, np.int64)
 
-    def play() -> float:
+    steps = [dispatch.send, dispatch.recv] if leads else [dispatch.recv, dispatch.send]
+
+    def one_round() -> float:
         began = time.perf_counter()
-        for verb in ("send", "recv") if leads else ("recv", "send"):
-            dispatch.start(verb, world, True, data, peer, 0)
+        for step in steps:
+            step(world, data, peer)
         return time.perf_counter() - began
 
     for _ in range(_WARMING if size == _SMALL else 1):
-        lasted = play()
+        lasted = one_round()
     if leads:
         most, seconds = _ROUNDS[size]
         rounds[0] = max(1, min(most, int(seconds / lasted)))
-    dispatch.start("send" if leads else "recv", world, True, buffers.view(rounds), peer, 0)
-    return [play() for _ in range(int(rounds[0]))]
+    steps[0](world, buffers.view(rounds), peer)
+    return [one_round() for _ in range(int(rounds[0]))]
 
 
 def _label(host: Host, every: Sequence[Host]) -> str:

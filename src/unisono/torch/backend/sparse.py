@@ -57,4 +57,4 @@ def _gather(rows: Any, counts: list[int], group: Group) -> tuple[Any, Work]:
     whole = rows.new_empty((sum(counts), *rows.shape[1:]))
     width = rows.shape[1:].numel()
     parts = [count * width for count in counts]
-    return whole, dispatch.start("all_gather", group, False, view(rows), view(whole), parts)
+    return whole, dispatch.all_gather(group, view(rows), view(whole), parts, blocking=False)

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from unisono.core import buffers, environment, groups
-from unisono.core.arguments import whole_number
+from unisono.core.arguments import as_int
 from unisono.core.buffers import Buffer
 from unisono.core.engine import ReduceOp, Work
 from unisono.core.groups import Group
@@ -78,13 +78,13 @@ def root(group: Group, world_rank: int | None, group_rank: int | None, name: str
             f"give either {name}, a rank of the world, or group_{name}, a rank of the group"
         )
     if group_rank is not None:
-        rank = whole_number(group_rank, f"group_{name}")
+        rank = as_int(group_rank, f"group_{name}")
         if not 0 <= rank < group.size:
             raise ArgumentError(
                 f"group_{name} {rank} is not in group {group.name!r} of {group.size} ranks"
             )
         return rank
-    rank = whole_number(world_rank, name)
+    rank = as_int(world_rank, name)
     if rank not in group.ranks:
         raise ArgumentError(
             f"{name} {rank} is not in group {group.name!r} of world ranks {list(group.ranks)}"
@@ -187,5 +187,4 @@ def handle(work: Work, async_op: bool, tensors: list[Any]) -> Work | None:
     """What a call returns: nothing, or the work, whose result is these tensors."""
     if not async_op:
         return None
-    work.value = tensors
-    return work
+    return work.with_value(tensors)

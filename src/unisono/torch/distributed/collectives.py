@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from unisono.core import dispatch, environment, packing
-from unisono.core.arguments import whole_numbers
+from unisono.core.arguments import as_ints
 from unisono.core.buffers import Buffer
 from unisono.core.engine import ReduceOp, Work
 from unisono.core.groups import Group
@@ -44,7 +44,7 @@ def all_reduce(
     if members is None:
         return None
     operator = arguments.operator(op, data)
-    work = dispatch.start("all_reduce", members, arguments.blocking(async_op), data, data, operator)
+    work = dispatch.all_reduce(members, data, data, operator, blocking=arguments.blocking(async_op))
     return arguments.handle(work, async_op, [tensor])
 
 
@@ -59,10 +59,10 @@ def all_reduce_coalesced(
     if members is None:
         return None
     operator = arguments.operator(op, parts[0])
-    source, _ = packing.join_in(parts)
-    landing, _ = packing.land_in(parts)
-    work = dispatch.start(
-        "all_reduce", members, arguments.blocking(async_op), source, landing, operator
+    source, _ = packing.pack_buffers(parts)
+    landing, _ = packing.unpack_buffers_on_completion(parts)
+    work = dispatch.all_reduce(
+        members, source, landing, operator, blocking=arguments.blocking(async_op)
     )
     return arguments.handle(work, async_op, list(every))
 
@@ -81,7 +81,7 @@ def broadcast(
         return None
     root = arguments.root(members, src, group_src, "src")
     source = data if members.rank == root else None
-    work = dispatch.start("broadcast", members, arguments.blocking(async_op), source, data, root)
+    work = dispatch.broadcast(members, source, data, root, blocking=arguments.blocking(async_op))
     return arguments.handle(work, async_op, [tensor])
 
 
@@ -101,8 +101,8 @@ def reduce(
     root = arguments.root(members, dst, group_dst, "dst")
     target = data if members.rank == root else None
     operator = arguments.operator(op, data)
-    work = dispatch.start(
-        "reduce", members, arguments.blocking(async_op), data, target, operator, root
+    work = dispatch.reduce(
+        members, data, target, operator, root, blocking=arguments.blocking(async_op)
     )
     return arguments.handle(work, async_op, [tensor])
 
@@ -118,9 +118,9 @@ def all_gather(
     if members is None:
         return None
     _check_entries(members, tensor_list, tensor, "tensor_list")
-    landing, counts = packing.land_in(parts)
-    work = dispatch.start(
-        "all_gather", members, arguments.blocking(async_op), source, landing, counts
+    landing, counts = packing.unpack_buffers_on_completion(parts)
+    work = dispatch.all_gather(
+        members, source, landing, counts, blocking=arguments.blocking(async_op)
     )
     return arguments.handle(work, async_op, list(tensor_list))
 
@@ -134,7 +134,7 @@ def all_gather_single(
     members = arguments.members(group, "all_gather_single")
     if members is None:
         return None
-    work = dispatch.start("all_gather", members, arguments.blocking(async_op), source, target, None)
+    work = dispatch.all_gather(members, source, target, blocking=arguments.blocking(async_op))
     return arguments.handle(work, async_op, [output_tensor])
 
 
@@ -163,11 +163,11 @@ def all_gather_coalesced(
     rows = [arguments.views(row, "output_tensor_lists") for row in output_tensor_lists]
     flat = [part for row in rows for part in row]
     arguments.one_dtype([*inputs, *flat])
-    source, _ = packing.join_in(inputs)
-    landing, _ = packing.land_in(flat)
+    source, _ = packing.pack_buffers(inputs)
+    landing, _ = packing.unpack_buffers_on_completion(flat)
     counts = [sum(part.count for part in row) for row in rows]
-    work = dispatch.start(
-        "all_gather", members, arguments.blocking(async_op), source, landing, counts
+    work = dispatch.all_gather(
+        members, source, landing, counts, blocking=arguments.blocking(async_op)
     )
     outputs = [tensor for row in output_tensor_lists for tensor in row]
     return arguments.handle(work, async_op, outputs)
@@ -193,9 +193,9 @@ def gather(
     landing, counts = None, None
     if gather_list:
         _check_entries(members, gather_list, tensor, "gather_list")
-        landing, counts = packing.land_in(parts)
-    work = dispatch.start(
-        "gather", members, arguments.blocking(async_op), source, landing, root, counts
+        landing, counts = packing.unpack_buffers_on_completion(parts)
+    work = dispatch.gather(
+        members, source, landing, root, counts, blocking=arguments.blocking(async_op)
     )
     return arguments.handle(work, async_op, list(gather_list or ()))
 
@@ -220,9 +220,9 @@ def scatter(
     source, counts = None, None
     if scatter_list:
         _check_entries(members, scatter_list, tensor, "scatter_list")
-        source, counts = packing.join_in(parts)
-    work = dispatch.start(
-        "scatter", members, arguments.blocking(async_op), source, target, root, counts
+        source, counts = packing.pack_buffers(parts)
+    work = dispatch.scatter(
+        members, source, target, root, counts, blocking=arguments.blocking(async_op)
     )
     return arguments.handle(work, async_op, [tensor])
 
@@ -243,9 +243,9 @@ def reduce_scatter(
         return None
     _check_entries(members, input_list, output, "input_list")
     operator = arguments.operator(op, target)
-    source, counts = packing.join_in(parts)
-    work = dispatch.start(
-        "reduce_scatter", members, arguments.blocking(async_op), source, target, operator, counts
+    source, counts = packing.pack_buffers(parts)
+    work = dispatch.reduce_scatter(
+        members, source, target, operator, counts, blocking=arguments.blocking(async_op)
     )
     return arguments.handle(work, async_op, [output])
 
@@ -264,8 +264,8 @@ def reduce_scatter_single(
     if members is None:
         return None
     operator = arguments.operator(op, source)
-    work = dispatch.start(
-        "reduce_scatter", members, arguments.blocking(async_op), source, target, operator, None
+    work = dispatch.reduce_scatter(
+        members, source, target, operator, blocking=arguments.blocking(async_op)
     )
     return arguments.handle(work, async_op, [output])
 
@@ -294,10 +294,10 @@ def all_to_all(
     outputs = arguments.views(output_tensor_list, "output_tensor_list")
     inputs = arguments.views(input_tensor_list, "input_tensor_list")
     arguments.one_dtype([*outputs, *inputs])
-    source, sends = packing.join_in(inputs)
-    landing, receives = packing.land_in(outputs)
-    work = dispatch.start(
-        "all_to_all", members, arguments.blocking(async_op), source, landing, sends, receives
+    source, sends = packing.pack_buffers(inputs)
+    landing, receives = packing.unpack_buffers_on_completion(outputs)
+    work = dispatch.all_to_all(
+        members, source, landing, sends, receives, blocking=arguments.blocking(async_op)
     )
     return arguments.handle(work, async_op, list(output_tensor_list))
 
@@ -318,8 +318,8 @@ def all_to_all_single(
     arguments.one_dtype([target, source])
     sends = _counts(members, input, source, input_split_sizes, "input")
     receives = _counts(members, output, target, output_split_sizes, "output")
-    work = dispatch.start(
-        "all_to_all", members, arguments.blocking(async_op), source, target, sends, receives
+    work = dispatch.all_to_all(
+        members, source, target, sends, receives, blocking=arguments.blocking(async_op)
     )
     return arguments.handle(work, async_op, [output])
 
@@ -334,8 +334,8 @@ def barrier(
     members = arguments.members(group, "barrier")
     if members is None:
         return None
-    with dispatch.deadline(members, arguments.seconds(timeout)):
-        work = dispatch.start("barrier", members, arguments.blocking(async_op))
+    seconds = arguments.seconds(timeout)
+    work = dispatch.barrier(members, blocking=arguments.blocking(async_op), timeout=seconds)
     return arguments.handle(work, async_op, [])
 
 
@@ -356,8 +356,7 @@ def monitored_barrier(
     else:
         patience = arguments.seconds(timeout)
     try:
-        with dispatch.deadline(members, patience):
-            dispatch.start("barrier", members, True)
+        dispatch.barrier(members, timeout=patience)
     except CommTimeout as error:
         late = [members.ranks[rank] for rank in error.ranks]
         after = "in time" if patience is None else f"within {patience:g} s"
@@ -404,7 +403,7 @@ def _counts(
     if not shape:
         raise ArgumentError(f"parameter {name} has no dimension that could be split")
     rows = shape[0]
-    lengths = [] if splits is None else whole_numbers(splits, f"{name}_split_sizes")
+    lengths = [] if splits is None else as_ints(splits, f"{name}_split_sizes")
     if not lengths:
         if rows % group.size:
             raise ArgumentError(

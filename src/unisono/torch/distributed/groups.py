@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from unisono.core import groups
-from unisono.core.arguments import whole_number, whole_numbers
+from unisono.core.arguments import as_int, as_ints
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError, LaunchError, NotReady
 from unisono.torch.distributed import arguments
@@ -72,7 +72,7 @@ def get_backend(group: Group | None = None) -> str:
 def get_group_rank(group: Group, global_rank: int) -> int:
     """The rank in the group of a rank of the world."""
     members = arguments.group_of(group)
-    global_rank = whole_number(global_rank, "global_rank")
+    global_rank = as_int(global_rank, "global_rank")
     if global_rank not in members.ranks:
         raise ArgumentError(f"global rank {global_rank} is not part of {members}")
     return members.ranks.index(global_rank)
@@ -81,7 +81,7 @@ def get_group_rank(group: Group, global_rank: int) -> int:
 def get_global_rank(group: Group, group_rank: int) -> int:
     """The rank in the world of a rank of the group."""
     members = arguments.group_of(group)
-    group_rank = whole_number(group_rank, "group_rank")
+    group_rank = as_int(group_rank, "group_rank")
     if group_rank not in range(members.size):
         raise ArgumentError(f"group rank {group_rank} is not part of {members}")
     return members.ranks[group_rank]
@@ -100,7 +100,7 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
         raise LaunchError(
             "LOCAL_RANK is not set; start ranks with `unisono run`, or pass fallback_rank"
         )
-    return whole_number(fallback_rank, "fallback_rank")
+    return as_int(fallback_rank, "fallback_rank")
 
 
 def new_group(
@@ -122,7 +122,7 @@ def new_group(
     patience = arguments.seconds(timeout)
     local = arguments.flag(use_local_synchronization, "use_local_synchronization")
     world = groups.world()
-    chosen = whole_numbers(range(world.size) if ranks is None else ranks, "ranks")
+    chosen = as_ints(range(world.size) if ranks is None else ranks, "ranks")
     made = world.split(sorted(chosen) if arguments.flag(sort_ranks, "sort_ranks") else chosen)
     if made.engine is None:
         return None if local else GroupMember.NON_GROUP_MEMBER
@@ -142,7 +142,7 @@ def new_subgroups(
     """Cut the group into groups of `group_size` neighbours; returns this rank's, and all."""
     if group_size is None:
         raise ArgumentError("give group_size: it has a default only for GPUs, which are not here")
-    group_size = whole_number(group_size, "group_size")
+    group_size = as_int(group_size, "group_size")
     ranks = get_process_group_ranks(group)
     if not 0 < group_size <= len(ranks) or len(ranks) % group_size:
         raise ArgumentError(f"{len(ranks)} ranks cannot be cut into groups of {group_size}")
@@ -180,10 +180,10 @@ def shrink_group(
     """
     if not isinstance(ranks_to_exclude, list | tuple):
         raise ArgumentTypeError(f"ranks_to_exclude must be a list, not {ranks_to_exclude!r}")
-    excluded = whole_numbers(ranks_to_exclude, "ranks_to_exclude")
+    excluded = as_ints(ranks_to_exclude, "ranks_to_exclude")
     if len(set(excluded)) != len(excluded):
         raise ArgumentError(f"ranks_to_exclude {excluded} names a rank twice")
-    if whole_number(shrink_flags, "shrink_flags") not in (0, 1):
+    if as_int(shrink_flags, "shrink_flags") not in (0, 1):
         raise ArgumentError(f"shrink_flags is {shrink_flags!r}; give 0 (default) or 1 (abort)")
     members = arguments.group_of(group)
     return members.shrink(excluded, world=members is groups.world())
@@ -215,4 +215,4 @@ def _rank_lists(lists: Any, name: str) -> list[list[int]]:
         raise ArgumentTypeError(f"parameter {name}: expected a list of lists, got {lists!r}")
     if not lists:
         raise ArgumentError(f"{name} is empty")
-    return [whole_numbers(ranks, name) for ranks in lists]
+    return [as_ints(ranks, name) for ranks in lists]

@@ -75,7 +75,7 @@ def broadcast_object_list(
     # Lists of different lengths are a mismatch that the engine reports on every rank.
     probe = buffers.view(np.zeros(len(object_list), np.uint8))
     at_root = members.rank == root
-    dispatch.start("broadcast", members, True, probe if at_root else None, probe, root)
+    dispatch.broadcast(members, probe if at_root else None, probe, root)
     received = objects.broadcast(members, object_list, root)
     if not at_root:
         object_list[:] = received

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.core import dispatch
-from unisono.core.arguments import whole_number
+from unisono.core.arguments import as_int
 from unisono.core.engine import Work
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError
@@ -30,7 +30,7 @@ def send(
     peer = arguments.root(members, dst, group_dst, "dst")
     if peer == members.rank:
         raise ArgumentError(f"rank {peer} cannot send to itself")
-    dispatch.start("send", members, True, data, peer, whole_number(tag, "tag"))
+    dispatch.send(members, data, peer, as_int(tag, "tag"))
 
 
 def recv(
@@ -46,7 +46,7 @@ def recv(
     if members is None:
         return -1
     peer = _peer_or_any(members, src, group_src)
-    source = dispatch.start("recv", members, True, data, peer, whole_number(tag, "tag")).source
+    source = dispatch.recv(members, data, peer, as_int(tag, "tag")).source
     if source is None:  # an engine may leave it out where it was asked for one rank
         source = peer
     return members.ranks[source] if source is not None else -1
@@ -65,7 +65,7 @@ def isend(
     if members is None:
         return None
     peer = arguments.root(members, dst, group_dst, "dst")
-    work = dispatch.start("send", members, False, data, peer, whole_number(tag, "tag"))
+    work = dispatch.send(members, data, peer, as_int(tag, "tag"), blocking=False)
     return arguments.handle(work, True, [tensor])
 
 
@@ -82,7 +82,7 @@ def irecv(
     if members is None:
         return None
     peer = _peer_or_any(members, src, group_src)
-    work = dispatch.start("recv", members, False, data, peer, whole_number(tag, "tag"))
+    work = dispatch.recv(members, data, peer, as_int(tag, "tag"), blocking=False)
     return arguments.handle(work, True, [tensor])
 
 

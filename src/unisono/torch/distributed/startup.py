@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from unisono.core import environment, groups, registry
-from unisono.core.arguments import whole_number
+from unisono.core.arguments import as_int
 from unisono.core.environment import Launch
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError, LaunchError, Unsupported
@@ -54,7 +54,7 @@ def init_process_group(
     """
     engine = check_backend(backend)
     patience = arguments.seconds(timeout)
-    rank, world_size = whole_number(rank, "rank"), whole_number(world_size, "world_size")
+    rank, world_size = as_int(rank, "rank"), as_int(world_size, "world_size")
     if store is not None:
         raise Unsupported(
             "store is not supported: ranks meet by init_method; use env:// or file://PATH"
