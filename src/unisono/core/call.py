@@ -76,6 +76,24 @@ class Call(NamedTuple):
     checked: bool
     site: str
 
+    @property
+    def src(self) -> Buffer:
+        """The source, in a call that has one on this rank."""
+        assert self.source is not None
+        return self.source
+
+    @property
+    def dst(self) -> Buffer:
+        """The destination, in a call that has one on this rank."""
+        assert self.destination is not None
+        return self.destination
+
+    @property
+    def operator(self) -> ReduceOp:
+        """The operator of a reduction."""
+        assert self.op is not None
+        return self.op
+
     def __str__(self) -> str:
         words = [self.verb]
         if self.dtype is not None:

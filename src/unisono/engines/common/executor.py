@@ -1,6 +1,6 @@
-"""Calls of one engine, one after the other: in the caller's thread if it waits, else in another.
+"""Runs the calls of one engine one after the other: in the caller's thread if it waits, or apart.
 
-For engines whose calls are rows of steps in Python. The native engine has the same idea in C++.
+For engines whose calls are several steps in Python. The native engine does the same in C++.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Callable
 from unisono.core.engine import DONE, Work
 from unisono.errors import CommTimeout, NotReady, UnisonoError
 
-__all__ = ["Deferred", "Serial"]
+__all__ = ["DeferredWork", "SerialExecutor"]
 
 #: What a call does: it returns when its result is in its place, or raises.
-_Job = Callable[[], None]
+_Task = Callable[[], None]
 
-_IDLE = 1.0  # seconds that the thread stays without work
+_IDLE_SECONDS = 1.0  # that the thread stays without work
 
 
-class Deferred(Work):
+class DeferredWork(Work):
     """A call that another thread runs."""
 
-    def __init__(self, job: _Job) -> None:
+    def __init__(self, task: _Task) -> None:
         super().__init__()
-        self._job: _Job | None = job
+        self._task: _Task | None = task
         self._ended = threading.Event()
         self._failure: UnisonoError | None = None
 
@@ -39,10 +39,10 @@ class Deferred(Work):
             raise self._failure
 
     def run(self) -> None:
-        """Do it, in the thread that has the turn."""
-        assert self._job is not None
+        """Run the task in this thread."""
+        assert self._task is not None
         try:
-            self._job()
+            self._task()
         except UnisonoError as error:
             self.end(error)
         except BaseException as error:
@@ -53,29 +53,29 @@ class Deferred(Work):
             self.end(None)
 
     def end(self, failure: UnisonoError | None) -> None:
-        """Note the outcome, and let go of the memory."""
+        """Note the outcome, and release the memory that the task holds."""
         self._failure = failure
-        self._job = None
+        self._task = None
         self._ended.set()
 
 
-class Serial:
-    """The calls of one engine in one order.
+class SerialExecutor:
+    """Runs calls in the order in which they were submitted.
 
-    `always_apart` keeps them out of the caller's thread even if it waits: for calls that are deaf
-    to Ctrl-C.
+    `always_apart` keeps them out of the caller's thread even if it waits: for calls that Ctrl-C
+    does not interrupt.
     """
 
     def __init__(self, name: str, always_apart: bool = False) -> None:
         self._name = name
         self._always_apart = always_apart
         self._changed = threading.Condition()
-        self._queue: deque[Deferred] = deque()
+        self._queue: deque[DeferredWork] = deque()
         self._busy = False  # a call runs, in whichever thread
         self._serving = False  # the thread is there
         self._closed = False
 
-    def start(self, job: _Job, blocking: bool) -> Work:
+    def submit(self, task: _Task, blocking: bool) -> Work:
         """Run a call, or queue it if the caller does not wait or others are before it."""
         with self._changed:
             if self._closed:
@@ -84,7 +84,7 @@ class Serial:
                 self._busy = True
                 work = None
             else:
-                work = Deferred(job)
+                work = DeferredWork(task)
                 self._queue.append(work)
                 self._serve_soon()
         if work is not None:
@@ -92,7 +92,7 @@ class Serial:
                 work.wait()
             return work
         try:
-            job()
+            task()
         finally:
             with self._changed:
                 self._busy = False
@@ -100,7 +100,7 @@ class Serial:
         return DONE
 
     def close(self, seconds: float) -> None:
-        """Let queued calls end for so long, then give them up; closing twice is allowed."""
+        """Let queued calls go on for `seconds`, then give them up; closing twice is allowed."""
         with self._changed:
             self._closed = True
             self._changed.wait_for(lambda: not self._queue and not self._busy, seconds)
@@ -118,7 +118,9 @@ class Serial:
     def _serve(self) -> None:
         while True:
             with self._changed:
-                ready = self._changed.wait_for(lambda: self._queue and not self._busy, _IDLE)
+                ready = self._changed.wait_for(
+                    lambda: self._queue and not self._busy, _IDLE_SECONDS
+                )
                 if not ready:
                     if self._queue:
                         continue  # a caller's own call takes long
@@ -127,7 +129,7 @@ class Serial:
                 work = self._queue.popleft()
                 self._busy = True
             work.run()
-            del work  # its memory is not ours to keep
+            del work  # do not keep its memory while the next one is awaited
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()

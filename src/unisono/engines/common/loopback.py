@@ -5,52 +5,53 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 
-from unisono.core.buffers import Buffer
+from unisono.core.call import Call
 from unisono.core.engine import DONE, Work
-from unisono.engines.common.executor import Deferred
+from unisono.engines.common.executor import DeferredWork
 from unisono.engines.common.reductions import Array
 from unisono.errors import CommTimeout, MismatchError
 
-__all__ = ["Letterbox"]
+__all__ = ["Loopback"]
 
 
-class Letterbox:
+class Loopback:
     """What one rank has sent to itself and not received yet, by tag."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._changed = threading.Condition()
-        self._letters: dict[int, deque[Array]] = defaultdict(deque)
+        self._messages: dict[int, deque[Array]] = defaultdict(deque)
 
-    def send(self, src: Buffer, tag: int) -> Work:
-        """Keep a copy; the source is free at once."""
+    def send(self, call: Call) -> Work:
+        """Keep a copy, so that the source may be written again at once."""
         with self._changed:
-            self._letters[tag].append(src.array.copy())
+            self._messages[call.tag].append(call.src.array.copy())
             self._changed.notify_all()
         return DONE
 
-    def recv(self, dst: Buffer, tag: int, timeout: float, blocking: bool) -> Work:
-        """Take the oldest letter with this tag, as soon as there is one."""
-
-        def job() -> None:
-            with self._changed:
-                if not self._changed.wait_for(lambda: self._letters[tag], timeout):
-                    text = f"no message came from rank {self._rank} itself in {timeout:g} s"
-                    raise CommTimeout(text, (self._rank,))
-                letter = self._letters[tag][0]
-                if (letter.dtype, letter.size) != (dst.dtype.numpy, dst.count):
-                    raise MismatchError(
-                        f"rank {self._rank} sent itself {letter.dtype} x {letter.size}, but "
-                        f"receives {dst.dtype.name} x {dst.count}",
-                        (self._rank,),
-                    )
-                self._letters[tag].popleft()
-            dst.array[:] = letter
-
-        work = Deferred(job)
+    def recv(self, call: Call) -> Work:
+        """Take the oldest message with this tag, as soon as there is one."""
+        work = DeferredWork(lambda: self._receive(call))
         work.source = self._rank
-        if blocking:
+        if call.blocking:
             work.run()
         else:
             threading.Thread(target=work.run, name="unisono message", daemon=True).start()
         return work
+
+    def _receive(self, call: Call) -> None:
+        destination = call.dst
+        messages = self._messages[call.tag]
+        with self._changed:
+            if not self._changed.wait_for(lambda: messages, call.timeout):
+                text = f"no message came from rank {self._rank} itself in {call.timeout:g} s"
+                raise CommTimeout(text, (self._rank,))
+            data = messages[0]
+            if (data.dtype, data.size) != (destination.dtype.numpy, destination.count):
+                raise MismatchError(
+                    f"rank {self._rank} sent itself {data.dtype} x {data.size}, but receives "
+                    f"{destination.dtype.name} x {destination.count}",
+                    (self._rank,),
+                )
+            messages.popleft()
+        destination.array[:] = data

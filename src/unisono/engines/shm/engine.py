@@ -154,24 +154,19 @@ class ShmEngine(Engine):
         return self._start(_SCATTER, call)
 
     def all_to_all(self, call: Call) -> Work:
-        source, destination = call.source, call.destination
-        assert source is not None
-        assert destination is not None
-        if call.uneven and source.address == destination.address:
+        if call.uneven and call.src.address == call.dst.address:
             # Unequal parts move within the buffer: keep the old ones.
-            call = call._replace(source=view(source.array.copy()))
+            call = call._replace(source=view(call.src.array.copy()))
         return self._start(_ALL_TO_ALL, call)
 
     def barrier(self, call: Call) -> Work:
         return self._start(_BARRIER, call)
 
     def send(self, call: Call) -> Work:
-        assert call.source is not None
-        return self._message(True, call, call.source)
+        return self._message(True, call, call.src)
 
     def recv(self, call: Call) -> Work:
-        assert call.destination is not None
-        return self._message(False, call, call.destination)
+        return self._message(False, call, call.dst)
 
     def split(self, ranks: Sequence[int], key: str) -> ShmEngine:
         digest = hashlib.blake2b(key.encode(), digest_size=8).digest()

@@ -15,11 +15,6 @@ from unisono.engines.common.reductions import Array, combine
 __all__ = ["COLLECTIVES"]
 
 
-def _source(call: Call) -> Array:
-    assert call.source is not None
-    return call.source.array
-
-
 def _parts(array: Array, counts: Sequence[int]) -> list[Array]:
     ends = np.cumsum(counts)
     return [array[end - count : end] for end, count in zip(ends, counts, strict=True)]
@@ -37,13 +32,11 @@ def _root(calls: Sequence[Call]) -> Call:
 
 
 def _combined(calls: Sequence[Call]) -> Array:
-    op = calls[0].op
-    assert op is not None
-    return combine(op, [_source(call) for call in calls])
+    return combine(calls[0].operator, [call.src.array for call in calls])
 
 
 def _broadcast(calls: Sequence[Call]) -> None:
-    data = _source(_root(calls)).copy()
+    data = _root(calls).src.array.copy()
     for call in calls:
         _store(call, data)
 
@@ -60,19 +53,19 @@ def _reduce_scatter(calls: Sequence[Call]) -> None:
 
 
 def _gather(calls: Sequence[Call]) -> None:
-    joined = np.concatenate([_source(call) for call in calls])
+    joined = np.concatenate([call.src.array for call in calls])
     for call in calls:
         _store(call, joined)
 
 
 def _scatter(calls: Sequence[Call]) -> None:
     root = _root(calls)
-    for call, part in zip(calls, _parts(_source(root).copy(), root.sends), strict=True):
+    for call, part in zip(calls, _parts(root.src.array.copy(), root.sends), strict=True):
         _store(call, part)
 
 
 def _all_to_all(calls: Sequence[Call]) -> None:
-    rows = [_parts(_source(call).copy(), call.sends) for call in calls]
+    rows = [_parts(call.src.array.copy(), call.sends) for call in calls]
     for receiver, call in enumerate(calls):
         _store(call, np.concatenate([row[receiver] for row in rows]))
 

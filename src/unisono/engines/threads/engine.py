@@ -79,10 +79,9 @@ class ThreadsEngine(Engine):
         return self._collective(call)
 
     def send(self, call: Call) -> Work:
-        assert call.source is not None
         assert call.peer is not None
         pending = self._pending(call)
-        self.hub.send(self.rank, call.peer, call.tag, call.source)
+        self.hub.send(self.rank, call.peer, call.tag, call.src)
         pending.end()
         return pending
 

@@ -260,8 +260,7 @@ class Hub:
 
 
 def _deliver(pending: PendingCall, source: int, data: Array, dtype: DType) -> None:
-    destination = pending.call.destination
-    assert destination is not None
+    destination = pending.call.dst
     pending.source = source
     if destination.dtype is not dtype or destination.count != data.size:
         pending.end(

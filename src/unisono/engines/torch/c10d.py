@@ -1,4 +1,4 @@
-"""torch's process groups as plain objects: made, fed with buffers, waited for, and understood.
+"""torch's process groups as plain objects: make them, give them buffers, wait, translate errors.
 
 torch is imported when an engine runs, not with this module.
 """
@@ -14,41 +14,36 @@ from importlib.util import find_spec
 from typing import Any
 
 from unisono.core.buffers import Buffer
-from unisono.core.engine import ReduceOp
 from unisono.errors import (
     CommTimeout,
     LaunchError,
     MismatchError,
     PeerLost,
     UnisonoError,
-    Unsupported,
 )
 
 __all__ = [
-    "all_reduce_there",
     "as_bytes",
     "bytes_of",
     "check_own_part",
     "default_group",
     "devices_of",
-    "is_elsewhere",
+    "is_on_device",
     "make",
     "parts",
     "prefixed",
-    "reduce_scatter_there",
-    "reduce_there",
-    "rooted",
-    "swap_by_messages",
-    "swap_in_one_call",
+    "broadcast_options",
+    "exchange_by_messages",
+    "exchange_in_one_call",
     "tensor_of",
     "unavailable",
-    "understood",
+    "translate_error",
     "wait",
 ]
 
-_SWAP = 1 << 30  # the tag of messages that are part of a call; users' own are below
-_SPIN = 2e-4  # seconds of asking without a pause
-_PAUSE = 1e-4  # seconds between two looks after that
+_EXCHANGE_TAG = 1 << 30  # the tag of messages that are part of a call; users' own are below
+_SPIN_SECONDS = 2e-4  # seconds of asking without a pause
+_POLL_SECONDS = 1e-4  # seconds between two looks after that
 
 #: What torch says when a peer is gone; it has no error class of its own for this.
 _LOST = ("closed by peer", "connection reset", "broken pipe", "refused", "unreachable", "eof")
@@ -58,7 +53,7 @@ _LOST = ("closed by peer", "connection reset", "broken pipe", "refused", "unreac
 
 
 def unavailable(backend: str) -> str | None:
-    """Say why a backend of torch cannot run here, and what would mend that."""
+    """Say why a backend of torch cannot run here, and how to fix that."""
     if find_spec("torch") is None:
         return "torch is not installed: pip install 'unisono[torch]'"
     if backend == "gloo":
@@ -113,21 +108,21 @@ def make(backend: str, store: Any, rank: int, size: int, timeout: float, name: s
     """A group of its own, which torch's functions do not know of."""
     import torch.distributed as dist
 
-    patience = timedelta(seconds=timeout)
+    limit = timedelta(seconds=timeout)
     try:
         if backend == "gloo":
-            return dist.ProcessGroupGloo(store, rank, size, patience)
+            return dist.ProcessGroupGloo(store, rank, size, limit)
         if backend == "nccl":
             options = dist.ProcessGroupNCCL.Options()
-            options._timeout = patience
+            options._timeout = limit
             return dist.ProcessGroupNCCL(store, rank, size, options)
         if backend == "mpi":
             return dist.ProcessGroupMPI.create([])
         if backend == "ucc":
-            return dist.ProcessGroupUCC(store, rank, size, timeout=patience)
-        return _third_party(backend, store, rank, size, patience, name)
+            return dist.ProcessGroupUCC(store, rank, size, timeout=limit)
+        return _third_party(backend, store, rank, size, limit, name)
     except RuntimeError as error:
-        raise understood(error, name) from error
+        raise translate_error(error, name) from error
 
 
 def _third_party(
@@ -149,7 +144,7 @@ def _third_party(
 # ---- buffers as tensors --------------------------------------------------------------------------
 
 
-def is_elsewhere(buffer: Buffer) -> bool:
+def is_on_device(buffer: Buffer) -> bool:
     """Whether the memory is a GPU's."""
     return buffer.device != "cpu"
 
@@ -158,7 +153,7 @@ def tensor_of(buffer: Buffer) -> Any:
     """The same memory as a flat tensor; bytes for a dtype that torch does not know."""
     import torch
 
-    if is_elsewhere(buffer):
+    if is_on_device(buffer):
         return buffer.owner.detach().view(-1)  # type: ignore[attr-defined]
     dtype = getattr(torch, buffer.dtype.name)
     if buffer.count == 0:
@@ -185,7 +180,7 @@ def parts(tensor: Any, counts: Sequence[int]) -> list[Any]:
 # ---- calls ---------------------------------------------------------------------------------------
 
 
-def rooted(root: int) -> Any:
+def broadcast_options(root: int | None) -> Any:
     """The options of a broadcast."""
     import torch.distributed as dist
 
@@ -200,13 +195,16 @@ def wait(work: Any, timeout: float, name: str) -> None:
     while not work.is_completed():
         waited = time.monotonic() - began
         if waited > timeout:
-            raise CommTimeout(f"{name} reached its timeout of {timeout:g} s; it does not say why")
-        if waited > _SPIN:
-            time.sleep(_PAUSE)
+            raise CommTimeout(
+                f"{name} reached its timeout of {timeout:g} s; torch does not say which rank is "
+                "missing"
+            )
+        if waited > _SPIN_SECONDS:
+            time.sleep(_POLL_SECONDS)
     try:
         work.wait()
     except RuntimeError as error:
-        raise understood(error, name) from error
+        raise translate_error(error, name) from error
 
 
 def check_own_part(rank: int, outgoing: Sequence[Any], incoming: Sequence[Any]) -> None:
@@ -217,7 +215,7 @@ def check_own_part(rank: int, outgoing: Sequence[Any], incoming: Sequence[Any]) 
         raise MismatchError(text, (rank,))
 
 
-def swap_in_one_call(
+def exchange_in_one_call(
     group: Any,
     rank: int,
     outgoing: Sequence[Any],
@@ -240,8 +238,8 @@ def swap_in_one_call(
         incoming[each].copy_(pieces[each])
 
 
-def swap_by_messages(
-    ways: tuple[Any, Any],
+def exchange_by_messages(
+    groups: tuple[Any, Any],
     rank: int,
     outgoing: Sequence[Any],
     incoming: Sequence[Any],
@@ -249,26 +247,26 @@ def swap_by_messages(
     name: str,
 ) -> None:
     """The same by messages: all at once, and those to lower ranks over the second group."""
-    up, down = ways
-    patience = timedelta(seconds=timeout)
+    up, down = groups
+    limit = timedelta(seconds=timeout)
     works = []
     needed = rank
     try:
         for needed in [peer for peer in range(len(outgoing)) if peer != rank]:
             if incoming[needed].numel():
-                way = down if needed > rank else up
-                works.append((needed, way.recv([incoming[needed]], needed, _SWAP)))
+                group = down if needed > rank else up
+                works.append((needed, group.recv([incoming[needed]], needed, _EXCHANGE_TAG)))
             if outgoing[needed].numel():
-                way = up if needed > rank else down
-                works.append((needed, way.send([outgoing[needed]], needed, _SWAP)))
+                group = up if needed > rank else down
+                works.append((needed, group.send([outgoing[needed]], needed, _EXCHANGE_TAG)))
         for needed, work in works:  # noqa: B007 - the error tells it
-            work.wait(patience)
+            work.wait(limit)
     except RuntimeError as error:
-        raise understood(error, name, needed) from error
+        raise translate_error(error, name, needed) from error
 
 
-def understood(error: RuntimeError, name: str, peer: int | None = None) -> UnisonoError:
-    """Our error for one of torch's, which only its text tells apart; `peer` is who was needed."""
+def translate_error(error: RuntimeError, name: str, peer: int | None = None) -> UnisonoError:
+    """Our error for one of torch's, known by its text alone; `peer` is the rank that was needed."""
     if isinstance(error, UnisonoError):
         return error
     text = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
@@ -280,65 +278,3 @@ def understood(error: RuntimeError, name: str, peer: int | None = None) -> Uniso
         who = "a rank" if peer is None else f"rank {peer}"
         return PeerLost(f"{name} lost {who}: {text}", () if peer is None else (peer,))
     return UnisonoError(f"{name}: {text}")
-
-
-# ---- reductions on a GPU -------------------------------------------------------------------------
-
-
-def _operator(op: ReduceOp) -> Any:
-    import torch.distributed as dist
-
-    if op.name == "premul_sum":
-        return dist._make_nccl_premul_sum(op.factor)
-    return getattr(dist.ReduceOp, op.name.upper())
-
-
-def all_reduce_there(
-    group: Any, src: Buffer, dst: Buffer, op: ReduceOp, finish: Callable[[Any], None]
-) -> None:
-    """Let the backend reduce, in place in dst."""
-    import torch.distributed as dist
-
-    target = tensor_of(dst)
-    if src.address != dst.address:
-        target.copy_(tensor_of(src))
-    options = dist.AllreduceOptions()
-    options.reduceOp = _operator(op)
-    finish(group.allreduce([target], options))
-
-
-def reduce_there(
-    group: Any,
-    src: Buffer,
-    dst: Buffer | None,
-    op: ReduceOp,
-    root: int,
-    finish: Callable[[Any], None],
-) -> None:
-    """Let the backend reduce; ranks other than the root keep what they have."""
-    import torch.distributed as dist
-
-    options = dist.ReduceOptions()
-    options.reduceOp, options.rootRank = _operator(op), root
-    work = tensor_of(src).clone()
-    finish(group.reduce([work], options))
-    if dst is not None:
-        tensor_of(dst).copy_(work)
-
-
-def reduce_scatter_there(
-    group: Any,
-    src: Buffer,
-    dst: Buffer,
-    op: ReduceOp,
-    shares: Sequence[int],
-    finish: Callable[[Any], None],
-) -> None:
-    """Let the backend reduce and share out equal parts."""
-    import torch.distributed as dist
-
-    if len(set(shares)) > 1:
-        raise Unsupported("on a GPU reduce_scatter has equal parts only; pad the shorter ones")
-    options = dist.ReduceScatterOptions()
-    options.reduceOp = _operator(op)
-    finish(group._reduce_scatter_base(tensor_of(dst), tensor_of(src).clone(), options))

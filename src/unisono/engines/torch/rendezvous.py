@@ -1,4 +1,4 @@
-"""Where ranks of several hosts meet: torch's store, at the address that the launcher gives."""
+"""Rendezvous of ranks on several hosts: through torch's store, at the launcher's address."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from unisono.core import rendezvous
 from unisono.core.environment import Launch
 from unisono.errors import LaunchError
 
-__all__ = ["met", "unreachable"]
+__all__ = ["through_store", "unreachable"]
 
 
 def unreachable(launch: Launch) -> str | None:
-    """Say why ranks cannot meet in a store, and what would mend that; None if they can."""
+    """Say why ranks cannot use a store, and how to fix that; None if they can."""
     if launch.store is not None:
         return None
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
@@ -22,8 +22,8 @@ def unreachable(launch: Launch) -> str | None:
     return None
 
 
-def met(launch: Launch, timeout: float) -> Launch:
-    """The same place in a job of its own, with a store and everybody's host."""
+def through_store(launch: Launch, timeout: float) -> Launch:
+    """The launch of this rank in a job of its own, with a store and everybody's host."""
     if launch.hosts:
         return launch
     import torch.distributed as dist  # slow to load, and not needed on one host
