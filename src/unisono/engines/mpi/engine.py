@@ -2,12 +2,12 @@
 
 MPI's own collectives do what they can do with any counts: they broadcast, gather equal shares,
 and reduce. What is uneven travels in messages, which tell their length, so that ranks that
-disagree are told and large counts need nothing special.
+disagree get an error and large counts need nothing special.
 
 A reduction is MPI's wherever its order of operands cannot show: for integers, bools, and the least
-or greatest. MPI sets the brackets of floating-point sums as it likes, so these are exchanges and
-our own arithmetic in rank order, with the bits of every other engine. Engine `mpi:unordered` leaves
-them to MPI.
+or greatest. MPI associates floating-point sums as it likes, so these are exchanges and our own
+arithmetic in rank order, with the bits of every other engine. Engine `mpi:unordered` leaves them
+to MPI.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ from typing import Any
 import numpy as np
 
 from unisono.core.buffers import Buffer, overlap
-from unisono.core.engine import Counts, Engine, ReduceOp, Work
+from unisono.core.call import Call
+from unisono.core.engine import Engine, Work
 from unisono.core.environment import Launch
-from unisono.engines.common.consistency import Call
 from unisono.engines.common.reductions import Array, combine, shares_of
-from unisono.engines.mpi import datatypes
-from unisono.engines.mpi.datatypes import MOST, Reduction, as_bytes, elements
-from unisono.engines.mpi.departures import Notices
-from unisono.engines.mpi.primitives import FEW, MpiSteps
-from unisono.engines.mpi.requests import CALLING, Message, Request, wait_for
+from unisono.engines.mpi import library
+from unisono.engines.mpi.datatypes import MAX_COUNT, as_bytes, elements
+from unisono.engines.mpi.departures import DepartureNotices
+from unisono.engines.mpi.primitives import FEW, MpiPrimitives
+from unisono.engines.mpi.reductions import MpiReduction, reduction
+from unisono.engines.mpi.requests import MPI_LOCK, Request, wait_for
 from unisono.errors import ArgumentError, LaunchError
 
 __all__ = ["MpiEngine"]
 
-_notices: list[Notices] = []  # one for this process, once it has a world
+_notices: list[DepartureNotices] = []  # one for this process, once it has a world
 _worlds = [0]  # how many there have been
 
 #: Up to so many bytes each rank sends its operand to all, and all combine the whole of it.
 _SMALL = 1 << 14
-#: Bytes of a sum that are under way at a time: they need room for as many again.
-_PIECE = 1 << 26
+#: Bytes of a sum that are under way at a time: they need as much memory again.
+_CHUNK_BYTES = 1 << 26
 
 
-class MpiEngine(MpiSteps):
+class MpiEngine(MpiPrimitives):
     """One rank's handle on a communicator of its own."""
 
     name = "mpi"
@@ -50,17 +51,17 @@ class MpiEngine(MpiSteps):
 
     @classmethod
     def unavailable(cls) -> str | None:
-        return datatypes.unavailable()
+        return library.unavailable()
 
     @classmethod
     def variant(cls, detail: str) -> type[Engine]:
         if detail != "unordered":
-            raise ArgumentError(f"engine 'mpi' has no kind {detail!r}; it has mpi:unordered")
+            raise ArgumentError(f"engine 'mpi' has no variant {detail!r}; it has mpi:unordered")
         return type("MpiEngine", (cls,), {"name": "mpi:unordered", "ordered": False})
 
     @classmethod
     def open(cls, launch: Launch, timeout: float) -> MpiEngine:
-        mpi = datatypes.library()
+        mpi = library.library()
         world = mpi.COMM_WORLD
         found = (world.Get_rank(), world.Get_size())
         if found != (launch.rank, launch.size):
@@ -71,271 +72,250 @@ class MpiEngine(MpiSteps):
             )
         # Communicators of our own, so that messages of the user's do not mix with ours.
         if not _notices:
-            _notices.append(Notices(_copied(world, timeout, cls.name)))
-        own = _copied(world, timeout, cls.name)
+            _notices.append(DepartureNotices(_duplicate(world, timeout, cls.name)))
+        own = _duplicate(world, timeout, cls.name)
         # All ranks open worlds in the same order, so their number tells them apart.
         _worlds[0] += 1
         return cls(own, timeout, _notices[0], -_worlds[0], range(found[1]))
 
     # ---- what only moves ----
 
-    def broadcast(self, src: Buffer | None, dst: Buffer, root: int, blocking: bool) -> Work:
-        def job() -> None:
-            if src is not None and src.address != dst.address:
-                dst.array[:] = src.array
-            if dst.count:
-                memory = as_bytes(dst.array)
-                self._call("broadcast", lambda: self._communicator.Ibcast(memory, root))
+    def broadcast(self, call: Call) -> Work:
+        return self._start(call, self._broadcast)
 
-        call = Call("broadcast", dst.count, dst.dtype, root=root)
-        return self._start(call, job, blocking, src, dst)
+    def _broadcast(self, call: Call) -> None:
+        source, destination = call.source, call.dst
+        if source is not None and source.address != destination.address:
+            destination.array[:] = source.array
+        if destination.count:
+            memory = as_bytes(destination.array)
+            self._run(call, lambda: self._communicator.Ibcast(memory, call.root))
 
-    def gather(
-        self, src: Buffer, dst: Buffer | None, root: int, counts: Counts, blocking: bool
-    ) -> Work:
-        sends: list[Array | None] = [None] * self.size
-        sends[root] = src.array
-        receives: Sequence[Array | None] = [None] * self.size
-        leaving = [src.count if rank == root else 0 for rank in range(self.size)]
-        coming = [0] * self.size
-        if self.rank == root:
-            coming = self._even(counts, src.count)
-            receives = _cut(dst.array, coming) if dst is not None else receives
-        call = Call("gather", src.count, src.dtype, None, root, (leaving, coming), bool(counts))
-        return self._start(
-            call, lambda: self._exchange("gather", sends, receives), blocking, src, dst
-        )
+    def gather(self, call: Call) -> Work:
+        return self._start(call, self._gather)
 
-    def all_gather(self, src: Buffer, dst: Buffer, counts: Counts, blocking: bool) -> Work:
-        shares = self._even(counts, src.count)
+    def _gather(self, call: Call) -> None:
+        sends = [call.src.array if rank == call.root else None for rank in range(self.size)]
+        receives = self._parts_or_nothing(call.destination, call.receives)
+        self._exchange(call, sends, receives)
 
-        def job() -> None:
-            if len(set(shares)) > 1:
-                receives = _cut(dst.array, shares)
-                self._exchange("all_gather", [src.array] * self.size, receives)
-            elif src.count:
-                source = src.array.copy() if overlap(src, dst) else src.array
-                self._all_gather_equal("all_gather", source, dst.array)
+    def all_gather(self, call: Call) -> Work:
+        return self._start(call, self._all_gather)
 
-        rows = [src.count] * self.size, shares
-        call = Call("all_gather", src.count, src.dtype, rows=rows, uneven=bool(counts))
-        return self._start(call, job, blocking, src, dst)
+    def _all_gather(self, call: Call) -> None:
+        source, destination = call.src, call.dst
+        if len(set(call.receives)) > 1:
+            receives = _parts(destination.array, call.receives)
+            self._exchange(call, [source.array] * self.size, receives)
+        elif source.count:
+            given = source.array.copy() if overlap(source, destination) else source.array
+            self._all_gather_equal(call, given, destination.array)
 
-    def scatter(
-        self, src: Buffer | None, dst: Buffer, root: int, counts: Counts, blocking: bool
-    ) -> Work:
-        sends: Sequence[Array | None] = [None] * self.size
-        leaving = [0] * self.size
-        if self.rank == root:
-            leaving = self._even(counts, dst.count)
-            sends = _cut(src.array, leaving) if src is not None else sends
-        receives: list[Array | None] = [None] * self.size
-        receives[root] = dst.array
-        coming = [dst.count if rank == root else 0 for rank in range(self.size)]
-        call = Call("scatter", dst.count, dst.dtype, None, root, (leaving, coming), bool(counts))
-        return self._start(
-            call, lambda: self._exchange("scatter", sends, receives), blocking, src, dst
-        )
+    def scatter(self, call: Call) -> Work:
+        return self._start(call, self._scatter)
 
-    def all_to_all(
-        self, src: Buffer, dst: Buffer, sends: Counts, receives: Counts, blocking: bool
-    ) -> Work:
-        ours = self._even(sends, src.count // self.size)
-        theirs = self._even(receives, dst.count // self.size)
+    def _scatter(self, call: Call) -> None:
+        sends = self._parts_or_nothing(call.source, call.sends)
+        receives = [call.dst.array if rank == call.root else None for rank in range(self.size)]
+        self._exchange(call, sends, receives)
 
-        def job() -> None:
-            source = src.array.copy() if overlap(src, dst) else src.array
-            self._exchange("all_to_all", _cut(source, ours), _cut(dst.array, theirs))
+    def all_to_all(self, call: Call) -> Work:
+        return self._start(call, self._all_to_all)
 
-        share = src.count // self.size
-        call = Call("all_to_all", share, src.dtype, rows=(ours, theirs), uneven=bool(sends))
-        return self._start(call, job, blocking, src, dst)
+    def _all_to_all(self, call: Call) -> None:
+        source, destination = call.src, call.dst
+        given = source.array.copy() if overlap(source, destination) else source.array
+        receives = _parts(destination.array, call.receives)
+        self._exchange(call, _parts(given, call.sends), receives)
 
-    def barrier(self, blocking: bool) -> Work:
-        return self._start(Call("barrier"), lambda: None, blocking)  # they meet when they agree
+    def barrier(self, call: Call) -> Work:
+        return self._start(call, lambda _: None)
+
+    def _parts_or_nothing(
+        self, whole: Buffer | None, counts: Sequence[int]
+    ) -> Sequence[Array | None]:
+        return [None] * self.size if whole is None else _parts(whole.array, counts)
 
     # ---- reductions ----
 
-    def all_reduce(self, src: Buffer, dst: Buffer, op: ReduceOp, blocking: bool) -> Work:
-        def job() -> None:
-            if not src.count:
-                return
-            way = datatypes.reduction(op, src.dtype, self.size, self.ordered)
-            if way is not None:
-                self._all_reduce_there(way, src, dst)
-            elif src.nbytes <= _SMALL and self.size <= FEW:
-                dst.array[:] = self._fold("all_reduce", [src.array] * self.size, op)
-            elif src.nbytes <= _SMALL:
-                operands = np.empty((self.size, src.count), src.dtype.numpy)
-                self._all_gather_equal("all_reduce", src.array, operands.reshape(-1))
-                dst.array[:] = combine(op, list(operands))
-            else:
-                for source, target in zip(_pieces(src.array), _pieces(dst.array), strict=True):
-                    shares = shares_of(source.size, self.size)
-                    own = self._fold("all_reduce", _cut(source, shares), op)
-                    self._exchange("all_reduce", [own] * self.size, _cut(target, shares))
+    def all_reduce(self, call: Call) -> Work:
+        return self._start(call, self._all_reduce)
 
-        return self._start(Call("all_reduce", src.count, src.dtype, op), job, blocking, src, dst)
+    def _all_reduce(self, call: Call) -> None:
+        source, destination, op = call.src, call.dst, call.operator
+        if not source.count:
+            return
+        native = reduction(op, source.dtype, self.size, self.ordered)
+        if native is not None:
+            self._all_reduce_by_mpi(call, native)
+        elif source.nbytes <= _SMALL and self.size <= FEW:
+            destination.array[:] = self._reduced_part(call, [source.array] * self.size, op)
+        elif source.nbytes <= _SMALL:
+            operands = np.empty((self.size, source.count), source.dtype.numpy)
+            self._all_gather_equal(call, source.array, operands.reshape(-1))
+            destination.array[:] = combine(op, list(operands))
+        else:
+            pairs = zip(_chunks(source.array), _chunks(destination.array), strict=True)
+            for given, target in pairs:
+                shares = shares_of(given.size, self.size)
+                own = self._reduced_part(call, _parts(given, shares), op)
+                self._exchange(call, [own] * self.size, _parts(target, shares))
 
-    def reduce(
-        self, src: Buffer, dst: Buffer | None, op: ReduceOp, root: int, blocking: bool
-    ) -> Work:
-        target = dst.array if dst is not None and self.rank == root else None
+    def reduce(self, call: Call) -> Work:
+        return self._start(call, self._reduce)
 
-        def job() -> None:
-            if not src.count:
-                return
-            way = datatypes.reduction(op, src.dtype, self.size, self.ordered)
-            if way is not None:
-                self._reduce_there("reduce", way, src.array, target, root)
-                return
-            for start, source in _numbered_pieces(src.array):
-                shares = shares_of(source.size, self.size)
-                sends: list[Array | None] = [None] * self.size
-                sends[root] = self._fold("reduce", _cut(source, shares), op)
-                receives: Sequence[Array | None] = [None] * self.size
-                if target is not None:
-                    receives = _cut(target[start : start + source.size], shares)
-                self._exchange("reduce", sends, receives)
+    def _reduce(self, call: Call) -> None:
+        source, op = call.src, call.operator
+        target = call.dst.array if call.destination is not None else None
+        if not source.count:
+            return
+        native = reduction(op, source.dtype, self.size, self.ordered)
+        if native is not None:
+            self._reduce_by_mpi(call, native, source.array, target, call.root)
+            return
+        start = 0
+        for given in _chunks(source.array):
+            shares = shares_of(given.size, self.size)
+            own = self._reduced_part(call, _parts(given, shares), op)
+            sends = [own if rank == call.root else None for rank in range(self.size)]
+            receives: Sequence[Array | None] = [None] * self.size
+            if target is not None:
+                receives = _parts(target[start : start + given.size], shares)
+            self._exchange(call, sends, receives)
+            start += given.size
 
-        call = Call("reduce", src.count, src.dtype, op, root)
-        return self._start(call, job, blocking, src, dst)
+    def reduce_scatter(self, call: Call) -> Work:
+        return self._start(call, self._reduce_scatter)
 
-    def reduce_scatter(
-        self, src: Buffer, dst: Buffer, op: ReduceOp, counts: Counts, blocking: bool
-    ) -> Work:
-        shares = self._even(counts, dst.count)
+    def _reduce_scatter(self, call: Call) -> None:
+        source, target, op = call.src, call.dst.array, call.operator
+        native = reduction(op, source.dtype, self.size, self.ordered)
+        parts = _parts(source.array, call.sends)
+        if native is not None:
+            target[:] = self._reduce_scatter_by_mpi(call, native, source.array, parts)
+            return
+        step = max(1, _CHUNK_BYTES // (self.size * source.dtype.itemsize))
+        for start in range(0, max(call.sends), step):
+            own = self._reduced_part(call, [part[start : start + step] for part in parts], op)
+            target[start : start + own.size] = own
 
-        def job() -> None:
-            way = datatypes.reduction(op, src.dtype, self.size, self.ordered)
-            parts = _cut(src.array, shares)
-            if way is not None:
-                dst.array[:] = self._reduce_scatter_there(way, src.array, parts)
-                return
-            step = max(1, _PIECE // (self.size * src.dtype.itemsize))
-            for start in range(0, max(shares), step):
-                pieces = [part[start : start + step] for part in parts]
-                own = self._fold("reduce_scatter", pieces, op)
-                dst.array[start : start + own.size] = own
+    # ---- point-to-point ----
 
-        rows = shares, [dst.count] * self.size
-        call = Call("reduce_scatter", dst.count, src.dtype, op, None, rows, bool(counts))
-        return self._start(call, job, blocking, src, dst)
+    def send(self, call: Call) -> Work:
+        self._check_tag(call.tag)
+        return self._messages.post(call)
 
-    # ---- messages ----
-
-    def send(self, src: Buffer, peer: int, tag: int, blocking: bool) -> Work:
-        message = Message(self._mailbox, True, src, peer, self._tag(tag))
-        return self._mailbox.post(message, self.timeout, blocking)
-
-    def recv(self, dst: Buffer, peer: int | None, tag: int, blocking: bool) -> Work:
-        message = Message(self._mailbox, False, dst, peer, self._tag(tag))
-        return self._mailbox.post(message, self.timeout, blocking)
+    def recv(self, call: Call) -> Work:
+        self._check_tag(call.tag)
+        return self._messages.post(call)
 
     # ---- groups ----
 
     def split(self, ranks: Sequence[int], key: str) -> MpiEngine:
         made: list[Any] = []
-        # A later world may use the same key, and must not hear of the groups of this one.
+        # A later world may use the same key, and must not get notices of this one's groups.
         digest = hashlib.blake2b(f"{_worlds[0]} {key}".encode(), digest_size=8).digest()
         number = int.from_bytes(digest, "little") >> 1
-        self._notices.join(number)
-        patience = self.timeout
+        notices = self._departures.notices
+        notices.join(number)
 
-        def job() -> None:
-            self._patience = patience
+        def task() -> None:
             # MPI_Comm_create_group has no deadline: it is called when all members are there.
-            self._meet(ranks, self._meeting_tags[number % len(self._meeting_tags)])
+            self._await_members(ranks, self._split_tags[number % len(self._split_tags)])
             whole = self._communicator.Get_group()
             group = whole.Incl(list(ranks))
             made.append(self._communicator.Create_group(group, number % (1 << 15)))
             group.Free()
             whole.Free()
 
-        self._serial.start(job, True)
-        world = [self._world[rank] for rank in ranks]
-        return type(self)(made[0], self.timeout, self._notices, number, world)
+        self._executor.submit(task, True)
+        world = [self._departures.world[rank] for rank in ranks]
+        return type(self)(made[0], self.timeout, notices, number, world)
 
     # ---- MPI's own reductions ----
 
-    def _all_reduce_there(self, way: Reduction, src: Buffer, dst: Buffer) -> None:
-        if way.encode is not None:
-            room = way.encode(src.array)
+    def _all_reduce_by_mpi(self, call: Call, native: MpiReduction) -> None:
+        src, dst = call.src, call.dst
+        if native.encode is not None:
+            room = native.encode(src.array)
         else:
             room = dst.array
             if src.address != dst.address:
                 room[:] = src.array
-        for piece in _pieces(room, MOST * room.itemsize):
-            memory = elements(piece, way.datatype)
-            self._call(
-                "all_reduce",
+        for chunk in _chunks(room, MAX_COUNT * room.itemsize):
+            memory = elements(chunk, native.datatype)
+            self._run(
+                call,
                 lambda into=memory: self._communicator.Iallreduce(  # type: ignore[misc]
-                    self._mpi.IN_PLACE, into, way.operator
+                    self._mpi.IN_PLACE, into, native.operator
                 ),
                 room,
             )
-        if way.decode is not None:
-            dst.array[:] = way.decode(room)
+        if native.decode is not None:
+            dst.array[:] = native.decode(room)
 
-    def _reduce_there(
-        self, name: str, way: Reduction, source: Array, target: Array | None, root: int
+    def _reduce_by_mpi(
+        self,
+        call: Call,
+        native: MpiReduction,
+        source: Array,
+        target: Array | None,
+        root: int | None,
     ) -> None:
         """Let MPI reduce to the root, the only one with a target."""
-        given = way.encode(source) if way.encode is not None else source
-        if target is not None and way.encode is None:
+        given = native.encode(source) if native.encode is not None else source
+        if target is not None and native.encode is None:
             if source.ctypes.data != target.ctypes.data:
                 target[:] = source
             given = target
-        for piece in _pieces(given, MOST * given.itemsize):
-            memory = elements(piece, way.datatype)
+        for chunk in _chunks(given, MAX_COUNT * given.itemsize):
+            memory = elements(chunk, native.datatype)
             out, into = (memory, None) if target is None else (self._mpi.IN_PLACE, memory)
-            self._call(
-                name,
+            self._run(
+                call,
                 lambda out=out, into=into: self._communicator.Ireduce(  # type: ignore[misc]
-                    out, into, way.operator, root
+                    out, into, native.operator, root
                 ),
                 given,
             )
-        if target is not None and way.decode is not None:
-            target[:] = way.decode(given)
+        if target is not None and native.decode is not None:
+            target[:] = native.decode(given)
 
-    def _reduce_scatter_there(self, way: Reduction, source: Array, parts: Sequence[Array]) -> Array:
+    def _reduce_scatter_by_mpi(
+        self, call: Call, native: MpiReduction, source: Array, parts: Sequence[Array]
+    ) -> Array:
         own = np.empty_like(parts[self.rank])
-        if source.size * way.width > MOST:
+        if source.size * native.width > MAX_COUNT:
             for root, part in enumerate(parts):
                 target = own if self.rank == root else None
-                self._reduce_there("reduce_scatter", way, part, target, root)
+                self._reduce_by_mpi(call, native, part, target, root)
             return own
-        given = way.encode(source) if way.encode is not None else source
-        room = np.empty(own.size * way.width, given.dtype)
-        counts = [part.size * way.width for part in parts]
-        out, into = elements(given, way.datatype), elements(room, way.datatype)
-        self._call(
-            "reduce_scatter",
-            lambda: self._communicator.Ireduce_scatter(out, into, counts, way.operator),
+        given = native.encode(source) if native.encode is not None else source
+        room = np.empty(own.size * native.width, given.dtype)
+        counts = [part.size * native.width for part in parts]
+        out, into = elements(given, native.datatype), elements(room, native.datatype)
+        self._run(
+            call,
+            lambda: self._communicator.Ireduce_scatter(out, into, counts, native.operator),
             (given, room),
         )
-        return way.decode(room) if way.decode is not None else room
+        return native.decode(room) if native.decode is not None else room
 
 
-def _copied(communicator: Any, timeout: float, engine: str) -> Any:
-    with CALLING:
+def _duplicate(communicator: Any, timeout: float, engine: str) -> Any:
+    with MPI_LOCK:
         own, request = communicator.Idup()
-    wait_for([Request(request)], timeout, engine, "MPI_Comm_idup", lambda far: None)
+    wait_for([Request(request)], timeout, engine, "MPI_Comm_idup", lambda thorough: None)
     return own
 
 
-def _cut(whole: Array, counts: Sequence[int]) -> list[Array]:
-    """One part behind the other."""
+def _parts(whole: Array, counts: Sequence[int]) -> list[Array]:
+    """One part after the other."""
     ends = np.cumsum(counts).tolist()
     return [whole[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
-def _numbered_pieces(whole: Array, most: int = _PIECE) -> list[tuple[int, Array]]:
+def _chunks(whole: Array, most: int = _CHUNK_BYTES) -> list[Array]:
+    """Chunks of at most so many bytes."""
     step = most // whole.itemsize
-    return [(start, whole[start : start + step]) for start in range(0, whole.size, step)]
-
-
-def _pieces(whole: Array, most: int = _PIECE) -> list[Array]:
-    """Pieces of at most so many bytes."""
-    return [piece for _, piece in _numbered_pieces(whole, most)]
+    return [whole[start : start + step] for start in range(0, whole.size, step)]
