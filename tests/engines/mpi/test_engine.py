@@ -18,10 +18,10 @@ import pytest
 
 from tests.helpers import cases, hosts, oracle
 from tests.helpers.mpi_cases import PRELUDE, SOON, call, error_of, heard, job, play, run
-from unisono.core import buffers, registry
+from unisono.core import buffers, dispatch, registry
 from unisono.core.dtypes import ReduceOp
 from unisono.core.groups import Group
-from unisono.engines.mpi import datatypes, engine
+from unisono.engines.mpi import datatypes, engine, primitives
 from unisono.errors import ArgumentError
 
 _reason = registry.load("mpi").unavailable()
@@ -204,7 +204,7 @@ def test_sums_in_the_order_of_mpi() -> None:
 
 def among_many(group: Group) -> None:
     """As if three ranks were many."""
-    engine._FEW = 2
+    engine.FEW = primitives.FEW = 2
     call(group, "barrier")
     for name in ("float32", "bfloat16"):
         array = oracle.values(name, group.rank, 1009)
@@ -219,8 +219,8 @@ def test_small_sums_of_many_ranks() -> None:
 
 def in_small_pieces(group: Group) -> None:
     """As if a few kilobytes were too much to be under way."""
-    engine._PIECE, engine._SMALL, engine.MOST = 4096, 64, 1000
-    datatypes.MOST, datatypes._BLOCK = 1000, 512
+    engine._CHUNK_BYTES, engine._SMALL, engine.MAX_COUNT = 4096, 64, 1000
+    datatypes.MAX_COUNT, datatypes._BLOCK = 1000, 512
     for verb in cases.REDUCTIONS + cases.MOVES:
         for dtype, op in (("float32", ReduceOp.SUM), ("int16", ReduceOp.AVG)):
             for in_place in (True, False):
@@ -248,11 +248,10 @@ def test_tags_out_of_range() -> None:
 
 
 def closed(group: Group) -> list[str]:
-    engine = group.engine
-    engine.close()
-    engine.close()
-    error = error_of(lambda: engine.barrier(True))
-    lost = error_of(lambda: engine.recv(buffers.view(np.zeros(1)), 0, 0, True))
+    group.engine.close()
+    group.engine.close()
+    error = error_of(lambda: dispatch.barrier(group))
+    lost = error_of(lambda: dispatch.recv(group, buffers.view(np.zeros(1)), 0))
     return [type(error).__name__, type(lost).__name__]
 
 

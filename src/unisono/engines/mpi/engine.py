@@ -315,7 +315,7 @@ def _parts(whole: Array, counts: Sequence[int]) -> list[Array]:
     return [whole[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
-def _chunks(whole: Array, most: int = _CHUNK_BYTES) -> list[Array]:
+def _chunks(whole: Array, most: int | None = None) -> list[Array]:
     """Chunks of at most so many bytes."""
-    step = most // whole.itemsize
+    step = (most or _CHUNK_BYTES) // whole.itemsize
     return [whole[start : start + step] for start in range(0, whole.size, step)]

@@ -92,9 +92,7 @@ class MpiPrimitives(Engine):
 
         def run() -> None:
             if self._broken:
-                raise NotReady(
-                    f"{self.name}: {self._broken}, so this group cannot be used any more"
-                )
+                raise NotReady(f"{self.name}: {self._broken}, so this group can no longer be used")
             before = len(self._abandoned)
             try:
                 self._check(entering=True)

@@ -1,4 +1,4 @@
-"""Reductions that MPI does itself: datatypes, operators, and what is made of operands and results."""
+"""Reductions that MPI does itself: datatypes, operators, and how values are encoded for them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _LOGICAL = {"sum": "BOR", "max": "BOR", "product": "BAND", "min": "BAND"}
 def reduction(op: ReduceOp, dtype: DType, size: int, ordered: bool) -> MpiReduction | None:
     """How MPI does it; None if it must be `ordered` and MPI's order of operands shows in the bits.
 
-    MPI keeps the order of ranks for operators that do not commute, but chooses the association itself.
+    MPI keeps the order of ranks for operators that do not commute, but groups operands as it likes.
     """
     from mpi4py import MPI
 
