@@ -15,7 +15,7 @@ import numpy as np
 from unisono.core.call import Call
 from unisono.errors import MismatchError
 
-__all__ = ["Consistency", "Descriptor", "compare"]
+__all__ = ["Descriptor", "check", "compare"]
 
 _Array = np.ndarray[Any, Any]
 
@@ -116,25 +116,20 @@ def _sides(number: int, descriptors: Sequence[Descriptor]) -> str:
     )
 
 
-class Consistency:
-    """One rank's part in the check, on engines that have to exchange descriptors for it."""
+def check(call: Call, size: int, exchange: Callable[[_Array, _Array], None]) -> None:
+    """The same for ranks that first have to show each other their descriptors.
 
-    def __init__(self, size: int, exchange: Callable[[Call, _Array, _Array], None]) -> None:
-        """`exchange(call, mine, all)` gives everybody `mine`, and fills `all` with everybody's."""
-        self._size = size
-        self._exchange = exchange
+    `exchange(mine, all)` gives all `size` ranks `mine`, and fills `all` with everybody's.
+    """
 
-    def check(self, call: Call) -> None:
-        """Return if all ranks are about to do the same, else raise what they would do."""
-        encoded = self._all(call, Descriptor.of(call).encoded())
-        descriptors = [Descriptor.decoded(data) for data in encoded]
-
-        def counts() -> _Array:
-            return self._all(call, np.array([call.sends, call.receives], np.int64))
-
-        compare(call.number, descriptors, counts if call.sends else None)
-
-    def _all(self, call: Call, mine: _Array) -> _Array:
-        everybodys = np.empty((self._size, *mine.shape), mine.dtype)
-        self._exchange(call, mine, everybodys)
+    def from_all(mine: _Array) -> _Array:
+        everybodys = np.empty((size, *mine.shape), mine.dtype)
+        exchange(mine, everybodys)
         return everybodys
+
+    def counts() -> _Array:
+        return from_all(np.array([call.sends, call.receives], np.int64))
+
+    encoded = from_all(Descriptor.of(call).encoded())
+    descriptors = [Descriptor.decoded(data) for data in encoded]
+    compare(call.number, descriptors, counts if call.sends else None)

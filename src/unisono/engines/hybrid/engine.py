@@ -1,7 +1,7 @@
 """Many hosts: `shm` inside each host, and `torch` or `mpi` between one leader of each.
 
 Whatever crosses the network crosses it once for each host, however many ranks the host has. Long
-vectors go in pieces, so that the network carries one piece while memory works on the next.
+vectors go in chunks, so that the network carries one chunk while memory works on the next.
 
 After the network has done its part, the leader tells the others of its host how it went: an error
 between hosts is the error of every rank, and names the hosts that did not answer.
@@ -9,376 +9,434 @@ between hosts is the error of every rank, and names the hosts that did not answe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
 
-from unisono.core.buffers import Buffer, view
-from unisono.core.engine import Counts, Engine, ReduceOp, Work
+from unisono.core.buffers import view
+from unisono.core.call import Call
+from unisono.core.engine import DRAIN_SECONDS, Engine, ReduceOp, Work
 from unisono.core.environment import Launch
-from unisono.engines.common.consistency import Call
-from unisono.engines.common.reductions import Array, combine
-from unisono.engines.hybrid import internode, stages
-from unisono.engines.hybrid.hierarchical import TwoLevels
-from unisono.engines.hybrid.topology import Layout
+from unisono.engines.common import consistency
+from unisono.engines.common.executor import SerialExecutor
+from unisono.engines.common.reductions import Array, combine, divided
+from unisono.engines.hybrid import internode
+from unisono.engines.hybrid.failure_report import FailureReport, with_group_ranks
+from unisono.engines.hybrid.hierarchical import LANES, Levels, Steps
+from unisono.engines.hybrid.topology import Topology
 from unisono.engines.shm.engine import ShmEngine
-from unisono.errors import ArgumentError
+from unisono.errors import ArgumentError, MismatchError, NotReady, UnisonoError
 
 __all__ = ["HybridEngine"]
 
 
-class HybridEngine(TwoLevels):
+class HybridEngine(Engine):
     """One rank's handle on a group that spans hosts."""
 
     name = "hybrid"
-    net: ClassVar[str | None] = None  # the engine between hosts; None: the one that can
+    between_hosts: ClassVar[str | None] = None  # the inter-node engine; None: the one that can
+
+    def __init__(self, topology: Topology, local: Engine, everyone: Engine, key: str) -> None:
+        self.topology = topology
+        self.rank = topology.rank
+        self.size = topology.size
+        self.timeout = everyone.timeout
+        lanes: tuple[Engine, ...] = ()
+        if topology.is_leader:
+            names = [f"{key} leaders {lane}" for lane in range(LANES)]
+            lanes = tuple(everyone.split(topology.leaders, name) for name in names)
+        self._levels = Levels(topology, local, lanes, everyone, FailureReport(topology, everyone))
+        self._broken: UnisonoError | None = None
+        self._executor = SerialExecutor(f"{self.name}, rank {self.rank} of {self.size}")
 
     @classmethod
     def unavailable(cls) -> str | None:
-        return ShmEngine.unavailable() or internode.unavailable(cls.net)
+        return ShmEngine.unavailable() or internode.unavailable(cls.between_hosts)
 
     @classmethod
     def variant(cls, detail: str) -> type[Engine]:
         if detail.partition(":")[0] not in ("torch", "mpi"):
             raise ArgumentError(f"hybrid runs over torch or mpi, not over {detail!r}")
-        return type("HybridEngine", (cls,), {"name": f"hybrid:{detail}", "net": detail})
+        fields = {"name": f"hybrid:{detail}", "between_hosts": detail}
+        return type("HybridEngine", (cls,), fields)
 
     @classmethod
     def open(cls, launch: Launch, timeout: float) -> Engine:
-        place, everyone = internode.join(launch, timeout, cls.net)
-        layout = Layout.of(place.hosts, place.rank)
-        here = layout.hosts[layout.host]
+        launch, everyone = internode.join(launch, timeout, cls.between_hosts)
+        topology = Topology.of(launch.hosts, launch.rank)
+        local_size = len(topology.here)
         local = ShmEngine.open(
             Launch(
-                layout.local_rank,
-                len(here),
-                layout.local_rank,
-                len(here),
-                f"{place.job}-{layout.host}",
-                place.source,
-                place.secret,
+                topology.local_rank,
+                local_size,
+                topology.local_rank,
+                local_size,
+                f"{launch.job}-{topology.host}",
+                launch.source,
+                launch.secret,
             ),
             timeout,
         )
-        if len(layout.hosts) == 1:
+        if len(topology.hosts) == 1:
             everyone.close()
             return local
-        return cls(layout, local, everyone, "world")
+        return cls(topology, local, everyone, "world")
 
     # ---- reductions ----
 
-    def all_reduce(self, src: Buffer, dst: Buffer, op: ReduceOp, blocking: bool) -> Work:
-        def job() -> None:
-            if stages.needs_all(src, op):
-                dst.array[:] = self._combined(src, op)
-                return
-            source, target = src.array, dst.array
-            inside, across = stages.of(op)
+    def all_reduce(self, call: Call) -> Work:
+        return self._start(call, self._all_reduce)
 
-            def out(piece: slice, lane: Engine | None) -> Work | None:
-                self.reduce_here(source[piece], target[piece], inside)
-                if lane is None:
-                    return None
-                part = view(target[piece])
-                return lane.all_reduce(part, part, across, False)
+    def _all_reduce(self, call: Call, steps: Steps) -> None:
+        if _needs_all_operands(call):
+            call.dst.array[:] = self._combined(call, steps)
+            return
+        source, target = call.src.array, call.dst.array
+        inside, between = _stages(call.operator)
 
-            self.in_pieces(source, out, lambda piece: self.spread(target[piece]))
-            stages.average(op, target, self.size)
+        def start(chunk: slice, lane: Engine | None) -> Work | None:
+            steps.reduce(source[chunk], target[chunk], inside)
+            if lane is None:
+                return None
+            part = view(target[chunk])
+            caller = steps.internode_caller(lane, blocking=False)
+            return lane.all_reduce(Call.all_reduce(caller, part, part, between))
 
-        return self.start(Call("all_reduce", src.count, src.dtype, op), job, blocking)
+        steps.pipeline(source, start, lambda chunk: steps.broadcast(target[chunk]))
+        self._average(call, target)
 
-    def reduce(
-        self, src: Buffer, dst: Buffer | None, op: ReduceOp, root: int, blocking: bool
-    ) -> Work:
-        home = self.layout.host_of(root)
+    def reduce(self, call: Call) -> Work:
+        return self._start(call, self._reduce)
 
-        def job() -> None:
-            if stages.needs_all(src, op):
-                whole = self._combined(src, op)
-                if dst is not None and self.rank == root:
-                    dst.array[:] = whole
-                return
-            source = src.array
-            target = dst.array if dst is not None and self.rank == root else np.empty_like(source)
-            inside, across = stages.of(op)
+    def _reduce(self, call: Call, steps: Steps) -> None:
+        if _needs_all_operands(call):
+            whole = self._combined(call, steps)
+            if call.destination is not None:
+                call.dst.array[:] = whole
+            return
+        home, local_root, at_home = self._root(call)
+        source = call.src.array
+        target = call.dst.array if call.destination is not None else np.empty_like(source)
+        inside, between = _stages(call.operator)
 
-            def out(piece: slice, lane: Engine | None) -> Work | None:
-                self.reduce_here(source[piece], target[piece], inside)
-                if lane is None:
-                    return None
-                part = view(target[piece])
-                into = part if home == self.layout.host else None
-                return lane.reduce(part, into, across, home, False)
+        def start(chunk: slice, lane: Engine | None) -> Work | None:
+            steps.reduce(source[chunk], target[chunk], inside)
+            if lane is None:
+                return None
+            part = view(target[chunk])
+            caller = steps.internode_caller(lane, blocking=False)
+            return lane.reduce(Call.reduce(caller, part, part, between, home))
 
-            def back(piece: slice) -> None:
-                if home == self.layout.host:
-                    self.hand(target[piece], 0, self.layout.hosts[home].index(root))
+        def finish(chunk: slice) -> None:
+            if at_home:
+                steps.copy(target[chunk], 0, local_root)
 
-            self.in_pieces(source, out, back)
-            if self.rank == root:
-                stages.average(op, target, self.size)
+        steps.pipeline(source, start, finish)
+        if call.destination is not None:
+            self._average(call, target)
 
-        return self.start(Call("reduce", src.count, src.dtype, op, root), job, blocking)
+    def reduce_scatter(self, call: Call) -> Work:
+        return self._start(call, self._reduce_scatter)
 
-    def reduce_scatter(
-        self, src: Buffer, dst: Buffer, op: ReduceOp, counts: Counts, blocking: bool
-    ) -> Work:
-        shares = self.even(counts, dst.count)
+    def _reduce_scatter(self, call: Call, steps: Steps) -> None:
+        shares, target = call.sends, call.dst.array
+        if _needs_all_operands(call):
+            start_of_mine = sum(shares[: self.rank])
+            target[:] = self._combined(call, steps)[start_of_mine : start_of_mine + call.share]
+            return
+        blocks = self.topology.to_host_order(call.src.array, shares)
+        own = np.empty_like(blocks[self.topology.host])
+        inside, between = _stages(call.operator)
+        longest = max(blocks, key=len)
 
-        def job() -> None:
-            if stages.needs_all(src, op):
-                start = sum(shares[: self.rank])
-                dst.array[:] = self._combined(src, op)[start : start + dst.count]
-                return
-            blocks = self.layout.to_host_order(src.array, shares)
-            own = np.empty_like(blocks[self.layout.host])
-            inside, across = stages.of(op)
-            longest = max(blocks, key=len)
+        def start(chunk: slice, lane: Engine | None) -> Work | None:
+            parts = [block[chunk] for block in blocks]
+            joined = np.concatenate(parts)
+            steps.reduce(joined, joined, inside)
+            if lane is None:
+                return None
+            caller, counts = steps.internode_caller(lane, blocking=False), list(map(len, parts))
+            into = view(own[chunk])
+            return lane.reduce_scatter(
+                Call.reduce_scatter(caller, view(joined), into, between, counts)
+            )
 
-            def out(piece: slice, lane: Engine | None) -> Work | None:
-                parts = [block[piece] for block in blocks]
-                joined = np.concatenate(parts)
-                self.reduce_here(joined, joined, inside)
-                if lane is None:
-                    return None
-                return lane.reduce_scatter(
-                    view(joined), view(own[piece]), across, [len(part) for part in parts], False
-                )
+        steps.pipeline(longest, start, lambda chunk: None)
+        steps.scatter(own, target, [shares[rank] for rank in self.topology.here])
+        self._average(call, target)
 
-            self.in_pieces(longest, out, lambda piece: None)
-            self.deal(own, dst.array, [shares[rank] for rank in self.here])
-            stages.average(op, dst.array, self.size)
+    def _combined(self, call: Call, steps: Steps) -> Array:
+        """A reduction that has to see all operands at once: every rank gets them."""
+        source = call.src
+        counts = [source.count] * self.size
+        operands = self._gathered(source.array, counts, steps)
+        return combine(call.operator, list(operands.reshape(self.size, source.count)))
 
-        rows = shares, [dst.count] * self.size
-        call = Call("reduce_scatter", dst.count, src.dtype, op, None, rows, bool(counts))
-        return self.start(call, job, blocking)
+    def _average(self, call: Call, total: Array) -> None:
+        """Make the mean of the sum, if that is what was asked for."""
+        if call.operator.name == "avg":
+            total[:] = divided(total, self.size)
 
     # ---- what only moves ----
 
-    def broadcast(self, src: Buffer | None, dst: Buffer, root: int, blocking: bool) -> Work:
-        home = self.layout.host_of(root)
+    def broadcast(self, call: Call) -> Work:
+        return self._start(call, self._broadcast)
 
-        def job() -> None:
-            source = src.array if src is not None and self.rank == root else None
-            target = dst.array
-            at_home = home == self.layout.host
+    def _broadcast(self, call: Call, steps: Steps) -> None:
+        home, local_root, at_home = self._root(call)
+        target = call.dst.array
+        source = call.src.array if call.source is not None else target
 
-            def out(piece: slice, lane: Engine | None) -> Work | None:
-                if at_home:
-                    given = source[piece] if source is not None else None
-                    self.spread(target[piece], given, self.layout.hosts[home].index(root))
-                if lane is None:
-                    return None
-                part = view(target[piece])
-                return lane.broadcast(part if at_home else None, part, home, False)
-
-            def back(piece: slice) -> None:
-                if not at_home:
-                    self.spread(target[piece])
-
-            self.in_pieces(target, out, back)
-
-        return self.start(Call("broadcast", dst.count, dst.dtype, root=root), job, blocking)
-
-    def all_gather(self, src: Buffer, dst: Buffer, counts: Counts, blocking: bool) -> Work:
-        shares = self.even(counts, src.count)
-
-        def job() -> None:
-            lengths = self.layout.by_host(shares)
-            blocks = [np.empty(length, src.dtype.numpy) for length in lengths]
-            own = blocks[self.layout.host]
-            self.collect(src.array, own, [shares[rank] for rank in self.here])
-            # One host after the other: while a block is on its way, the one before is spread.
-            works: list[Work | None] = [None] * len(blocks)
-            if self.leaders is not None:
-                for host, block in enumerate(blocks):
-                    part = view(block)
-                    source = part if host == self.layout.host else None
-                    works[host] = self.leaders.broadcast(source, part, host, False)
-            for block, work in zip(blocks, works, strict=True):
-                self.across(work)
-                self.spread(block)
-            dst.array[:] = self.layout.to_rank_order(blocks, shares)
-
-        rows = [src.count] * self.size, shares
-        call = Call("all_gather", src.count, src.dtype, None, None, rows, bool(counts))
-        return self.start(call, job, blocking)
-
-    def gather(
-        self, src: Buffer, dst: Buffer | None, root: int, counts: Counts, blocking: bool
-    ) -> Work:
-        home = self.layout.host_of(root)
-        shares = self.even(counts, src.count) if self.rank == root else [0] * self.size
-
-        def job() -> None:
-            here = self.counts_here(src.count)
-            own = np.empty(sum(here), src.dtype.numpy)
-            self.collect(src.array, own, here)
-            lengths = np.zeros(len(self.layout.hosts), np.int64)
-            self.between(
-                lambda net: net.all_gather(view(np.array([own.size])), view(lengths), None, True)
-            )
-            at_home = home == self.layout.host
-            whole = np.empty(int(lengths.sum()) if at_home else 0, src.dtype.numpy)
-            self.between(
-                lambda net: net.gather(
-                    view(own),
-                    view(whole) if at_home else None,
-                    home,
-                    [int(length) for length in lengths] if at_home else None,
-                    True,
-                )
-            )
-            if not at_home:
-                return
-            if self.rank == root and not self.layout.is_leader:
-                whole = np.empty(sum(shares), src.dtype.numpy)
-            self.hand(whole, 0, self.layout.hosts[home].index(root))
-            if dst is not None and self.rank == root:
-                ends = np.cumsum(self.layout.by_host(shares))[:-1]
-                dst.array[:] = self.layout.to_rank_order(np.split(whole, ends), shares)
-
-        sends = [src.count if rank == root else 0 for rank in range(self.size)]
-        call = Call("gather", src.count, src.dtype, None, root, (sends, shares), bool(counts))
-        return self.start(call, job, blocking)
-
-    def scatter(
-        self, src: Buffer | None, dst: Buffer, root: int, counts: Counts, blocking: bool
-    ) -> Work:
-        home = self.layout.host_of(root)
-
-        def job() -> None:
-            shares = np.zeros(self.size, np.int64)
-            if self.rank == root:
-                shares[:] = self.even(counts, dst.count)
-            at_home = home == self.layout.host
-            place = self.layout.hosts[home].index(root)
+        def start(chunk: slice, lane: Engine | None) -> Work | None:
             if at_home:
-                self.spread(shares, shares if self.rank == root else None, place)
-            part = view(shares)
-            self.between(lambda net: net.broadcast(part if at_home else None, part, home, True))
+                steps.broadcast(target[chunk], source[chunk], local_root)
+            if lane is None:
+                return None
+            part = view(target[chunk])
+            caller = steps.internode_caller(lane, blocking=False)
+            return lane.broadcast(Call.broadcast(caller, part, part, home))
+
+        def finish(chunk: slice) -> None:
             if not at_home:
-                self.spread(shares)
-            told = [int(share) for share in shares]
-            lengths = self.layout.by_host(told)
-            whole = np.empty(sum(told) if at_home else 0, dst.dtype.numpy)
-            if self.rank == root and src is not None:
-                whole[:] = np.concatenate(self.layout.to_host_order(src.array, told))
-            if at_home:
-                self.hand(whole, place, 0)
-            own = np.empty(lengths[self.layout.host], dst.dtype.numpy)
-            self.between(
-                lambda net: net.scatter(
-                    view(whole) if at_home else None,
-                    view(own),
-                    home,
-                    lengths if at_home else None,
-                    True,
-                )
+                steps.broadcast(target[chunk])
+
+        steps.pipeline(target, start, finish)
+
+    def all_gather(self, call: Call) -> Work:
+        return self._start(call, self._all_gather)
+
+    def _all_gather(self, call: Call, steps: Steps) -> None:
+        call.dst.array[:] = self._gathered(call.src.array, call.receives, steps)
+
+    def _gathered(self, mine: Array, counts: Sequence[int], steps: Steps) -> Array:
+        """Everybody's arrays in rank order, on every rank.
+
+        One host after the other: while a block is on its way, the one before is broadcast locally.
+        """
+        topology = self.topology
+        blocks = [np.empty(length, mine.dtype) for length in topology.by_host(counts)]
+        steps.gather(mine, blocks[topology.host], [counts[rank] for rank in topology.here])
+        works: list[Work | None] = [None] * len(blocks)
+        if steps.leaders is not None:
+            caller = steps.internode_caller(steps.leaders, blocking=False)
+            for host, block in enumerate(blocks):
+                part = view(block)
+                works[host] = steps.leaders.broadcast(Call.broadcast(caller, part, part, host))
+        for block, work in zip(blocks, works, strict=True):
+            steps.await_internode(work)
+            steps.broadcast(block)
+        return topology.to_rank_order(blocks, counts)
+
+    def gather(self, call: Call) -> Work:
+        return self._start(call, self._gather)
+
+    def _gather(self, call: Call, steps: Steps) -> None:
+        topology = self.topology
+        home, local_root, at_home = self._root(call)
+        dtype = call.src.dtype.numpy
+        here = np.zeros(len(topology.here), np.int64)
+        steps.all_gather(np.array([call.share]), here)
+        own = np.empty(int(here.sum()), dtype)
+        steps.gather(call.src.array, own, here.tolist())
+        lengths = np.zeros(len(topology.hosts), np.int64)
+        steps.internode(
+            lambda net, caller: net.all_gather(
+                Call.all_gather(caller, view(np.array([own.size])), view(lengths))
             )
-            self.deal(own, dst.array, [told[rank] for rank in self.here])
-
-        sends = self.even(counts, dst.count) if self.rank == root else [0] * self.size
-        receives = [dst.count if rank == root else 0 for rank in range(self.size)]
-        call = Call("scatter", dst.count, dst.dtype, None, root, (sends, receives), bool(counts))
-        return self.start(call, job, blocking)
-
-    def all_to_all(
-        self, src: Buffer, dst: Buffer, sends: Counts, receives: Counts, blocking: bool
-    ) -> Work:
-        ours = self.even(sends, src.count // self.size)
-        theirs = self.even(receives, dst.count // self.size)
-
-        def job() -> None:
-            self._all_to_all(src.array, dst.array, ours, theirs)
-
-        call = Call(
-            "all_to_all", src.count // self.size, src.dtype, None, None, (ours, theirs), bool(sends)
         )
-        return self.start(call, job, blocking)
+        whole = np.empty(int(lengths.sum()) if at_home else 0, dtype)
+        steps.internode(
+            lambda net, caller: net.gather(
+                Call.gather(caller, view(own), view(whole), home, lengths.tolist())
+            )
+        )
+        if not at_home:
+            return
+        if self.rank == call.root and not topology.is_leader:
+            whole = np.empty(sum(call.receives), dtype)
+        steps.copy(whole, 0, local_root)
+        if call.destination is not None:
+            ends = np.cumsum(topology.by_host(call.receives))[:-1]
+            call.dst.array[:] = topology.to_rank_order(np.split(whole, ends), call.receives)
 
-    def _all_to_all(
-        self, source: Array, target: Array, sends: Sequence[int], receives: Sequence[int]
-    ) -> None:
-        """Through the leaders: each gets all that leaves its host, and deals out what comes in."""
-        table = np.zeros((len(self.here), 2, self.size), np.int64)
-        rows = np.array([sends, receives])
-        self.local.all_gather(view(rows), view(table), None, True)
+    def scatter(self, call: Call) -> Work:
+        return self._start(call, self._scatter)
+
+    def _scatter(self, call: Call, steps: Steps) -> None:
+        topology = self.topology
+        home, local_root, at_home = self._root(call)
+        dtype = call.dst.dtype.numpy
+        shares = np.array(call.sends, np.int64)  # zeros but on the root
+        if at_home:
+            steps.broadcast(shares, root=local_root)
+        part = view(shares)
+        steps.internode(lambda net, caller: net.broadcast(Call.broadcast(caller, part, part, home)))
+        if not at_home:
+            steps.broadcast(shares)
+        counts = shares.tolist()
+        lengths = topology.by_host(counts)
+        whole = np.empty(sum(counts) if at_home else 0, dtype)
+        if call.source is not None:
+            whole[:] = np.concatenate(topology.to_host_order(call.src.array, counts))
+        if at_home:
+            steps.copy(whole, local_root, 0)
+        own = np.empty(lengths[topology.host], dtype)
+        steps.internode(
+            lambda net, caller: net.scatter(
+                Call.scatter(caller, view(whole), view(own), home, lengths)
+            )
+        )
+        steps.scatter(own, call.dst.array, [counts[rank] for rank in topology.here])
+
+    def all_to_all(self, call: Call) -> Work:
+        return self._start(call, self._all_to_all)
+
+    def _all_to_all(self, call: Call, steps: Steps) -> None:
+        """Through the leaders: each gets all that leaves its host, and distributes what comes."""
+        topology, source = self.topology, call.src.array
+        table = np.zeros((len(topology.here), 2, self.size), np.int64)
+        steps.all_gather(np.array([call.sends, call.receives]), table)
         leaving, coming = table[:, 0], table[:, 1]
-        whole = np.empty(int(leaving.sum()), source.dtype)
-        self.collect(source, whole, [int(row.sum()) for row in leaving])
-        inbox = np.empty(int(coming.sum()), source.dtype)
-        if self.layout.is_leader:
-            outbox, lengths = self._outbox(whole, leaving)
-            expected = self.layout_sums(coming)
-        else:
-            outbox, lengths, expected = whole, [], []
-        self.between(lambda net: net.all_to_all(view(outbox), view(inbox), lengths, expected, True))
-        if self.layout.is_leader:
-            inbox = self._sorted_inbox(inbox, coming)
-        self.deal(inbox, target, [int(row.sum()) for row in coming])
+        outgoing = np.empty(int(leaving.sum()), source.dtype)
+        steps.gather(source, outgoing, leaving.sum(axis=1).tolist())
+        incoming = np.empty(int(coming.sum()), source.dtype)
+        if topology.is_leader:
+            outgoing = self._by_target_host(outgoing, leaving)
+        steps.internode(
+            lambda net, caller: net.all_to_all(
+                Call.all_to_all(
+                    caller,
+                    view(outgoing),
+                    view(incoming),
+                    topology.by_host(leaving.sum(axis=0).tolist()),
+                    topology.by_host(coming.sum(axis=0).tolist()),
+                )
+            )
+        )
+        if topology.is_leader:
+            incoming = self._by_receiver(incoming, coming)
+        steps.scatter(incoming, call.dst.array, coming.sum(axis=1).tolist())
 
-    def layout_sums(self, table: Array) -> list[int]:
-        """What all ranks of this host have to do with each host, in elements."""
-        return self.layout.by_host([int(count) for count in table.sum(axis=0)])
-
-    def _outbox(self, whole: Array, leaving: Array) -> tuple[Array, list[int]]:
+    def _by_target_host(self, outgoing: Array, leaving: Array) -> Array:
         """What local ranks send, by the host that it goes to, then by sender and receiver."""
-        senders = np.split(whole, np.cumsum(leaving.sum(axis=1))[:-1])
+        senders = np.split(outgoing, np.cumsum(leaving.sum(axis=1))[:-1])
         parts = [
             np.split(one, np.cumsum(row)[:-1]) for one, row in zip(senders, leaving, strict=True)
         ]
-        ordered = [part[rank] for ranks in self.layout.hosts for part in parts for rank in ranks]
-        return np.concatenate(ordered), self.layout_sums(leaving)
+        ordered = [part[rank] for ranks in self.topology.hosts for part in parts for rank in ranks]
+        return np.concatenate(ordered)
 
-    def _sorted_inbox(self, inbox: Array, coming: Array) -> Array:
+    def _by_receiver(self, incoming: Array, coming: Array) -> Array:
         """What came in by host, sender and receiver, sorted by receiver and then by sender."""
         parts: dict[tuple[int, int], Array] = {}
-        start = 0
-        for ranks in self.layout.hosts:
+        start, local_size = 0, len(self.topology.here)
+        for ranks in self.topology.hosts:
             for sender in ranks:
-                for receiver in range(len(self.here)):
+                for receiver in range(local_size):
                     count = int(coming[receiver, sender])
-                    parts[receiver, sender] = inbox[start : start + count]
+                    parts[receiver, sender] = incoming[start : start + count]
                     start += count
-        order = [(r, s) for r in range(len(self.here)) for s in range(self.size)]
+        order = [(r, s) for r in range(local_size) for s in range(self.size)]
         return np.concatenate([parts[pair] for pair in order])
 
-    def barrier(self, blocking: bool) -> Work:
-        return self.start(Call("barrier"), lambda: None, blocking)  # they meet when they agree
+    def barrier(self, call: Call) -> Work:
+        return self._start(call, lambda call, steps: None)  # they meet in the consistency check
 
-    # ---- messages: between any two ranks, so the engine that joins all of them carries them ----
+    # ---- point-to-point: between any two ranks, over the engine that joins all of them ----
 
-    def send(self, src: Buffer, peer: int, tag: int, blocking: bool) -> Work:
-        return self.everyone.send(src, peer, tag, blocking)
+    def send(self, call: Call) -> Work:
+        return self._levels.everyone.send(call)
 
-    def recv(self, dst: Buffer, peer: int | None, tag: int, blocking: bool) -> Work:
-        return self.everyone.recv(dst, peer, tag, blocking)
+    def recv(self, call: Call) -> Work:
+        return self._levels.everyone.recv(call)
 
     # ---- groups ----
 
     def split(self, ranks: Sequence[int], key: str) -> Engine:
-        layout = self.layout.among(ranks)
-        here = self.layout.hosts[self.layout.host]
-        local = self.local.split([here.index(rank) for rank in ranks if rank in here], key)
-        if len(layout.hosts) == 1:
+        topology = self.topology.among(ranks)
+        here = self.topology.here
+        local = self._levels.local.split([here.index(rank) for rank in ranks if rank in here], key)
+        if len(topology.hosts) == 1:
             return local
-        return type(self)(layout, local, self.everyone.split(ranks, key), key)
+        return type(self)(topology, local, self._levels.everyone.split(ranks, key), key)
 
-    def _combined(self, src: Buffer, op: ReduceOp) -> Array:
-        """A reduction that has to see all operands at once: every rank gets them."""
-        operands = np.empty((self.size, src.count), src.dtype.numpy)
-        counts = [src.count] * self.size
-        lengths = self.layout.by_host(counts)
-        blocks = [np.empty(length, src.dtype.numpy) for length in lengths]
-        self.collect(src.array, blocks[self.layout.host], counts[: len(self.here)])
-        for host, block in enumerate(blocks):
-            self.between(
-                lambda net, host=host, block=block: net.broadcast(  # type: ignore[misc]
-                    view(block) if host == self.layout.host else None, view(block), host, True
+    def exit(self) -> None:
+        self._levels.local.exit()
+
+    def close(self) -> None:
+        self._executor.close(DRAIN_SECONDS)
+        for engine in (*self._levels.lanes, self._levels.everyone, self._levels.local):
+            engine.close()
+
+    # ---- running a call ----
+
+    def _start(self, call: Call, task: Callable[[Call, Steps], None]) -> Work:
+        """Run a call, or queue it. After a mismatch the group still works; other errors end it."""
+
+        def run() -> None:
+            if self._broken is not None:
+                raise NotReady(f"the group is broken since an earlier call: {self._broken}")
+            steps = Steps(self._levels, call)
+            try:
+                self._check_consistency(call, steps)
+                task(call, steps)
+            except MismatchError:
+                raise
+            except UnisonoError as error:
+                self._broken = self._reported(error, steps)
+                for lane in self._levels.lanes:
+                    lane.close()  # the other hosts' leaders notice it, and tell theirs
+                raise self._broken from None
+
+        return self._executor.submit(run, call.blocking)
+
+    def _reported(self, error: UnisonoError, steps: Steps) -> UnisonoError:
+        """The error with ranks of this group; other hosts learn of one that is not theirs."""
+        if error is steps.verdict:
+            return error
+        error = with_group_ranks(error, self.topology.here, f"host {self.topology.name!r}")
+        self._levels.report.publish(error, steps.report_seconds)
+        return error
+
+    def _check_consistency(self, call: Call, steps: Steps) -> None:
+        def exchange(mine: Array, everybodys: Array) -> None:
+            """Give all ranks a copy of everybody's array: through leaders, in one exchange."""
+            own = mine.reshape(-1)
+            counts = [own.size] * self.size
+            lengths = self.topology.by_host(counts)
+            block = np.empty(lengths[self.topology.host], own.dtype)
+            steps.gather(own, block, counts[: len(self.topology.here)])
+            whole = np.empty(sum(lengths), own.dtype)
+            steps.internode(
+                lambda net, caller: net.all_gather(
+                    Call.all_gather(caller, view(block), view(whole), lengths)
                 )
             )
-            self.spread(block)
-        operands.reshape(-1)[:] = self.layout.to_rank_order(blocks, counts)
-        return combine(op, list(operands))
+            steps.broadcast(whole)
+            blocks = np.split(whole, np.cumsum(lengths)[:-1])
+            everybodys.reshape(-1)[:] = self.topology.to_rank_order(blocks, counts)
+
+        if call.checked:
+            consistency.check(call, self.size, exchange)
+
+    def _root(self, call: Call) -> tuple[int, int, bool]:
+        """The root's host, its local rank there, and whether this rank is on that host."""
+        assert call.root is not None
+        home = self.topology.host_of(call.root)
+        return home, self.topology.hosts[home].index(call.root), home == self.topology.host
+
+
+# ---- reductions in two stages, within hosts and then between them --------------------------------
+
+
+def _needs_all_operands(call: Call) -> bool:
+    """Whether partial results would lose something: a mean of integers is rounded only once."""
+    return call.operator.name == "avg" and call.src.dtype.kind == "integer"
+
+
+def _stages(op: ReduceOp) -> tuple[ReduceOp, ReduceOp]:
+    """How operands are combined within a host, and how those results between hosts."""
+    if op.name == "avg":
+        return ReduceOp.SUM, ReduceOp.SUM
+    return op, ReduceOp.SUM if op.name == "premul_sum" else op

@@ -6,7 +6,6 @@ Over torch's store, which survives most of what ends a group. Engines without on
 from __future__ import annotations
 
 import json
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,74 +13,79 @@ from typing import Any
 
 from unisono import errors
 from unisono.core.engine import Engine
-from unisono.engines.hybrid.topology import Layout
+from unisono.engines.hybrid.topology import Topology
 from unisono.errors import CommTimeout, PeerLost, UnisonoError
 
-__all__ = ["RollCall", "answer_time", "renamed"]
+__all__ = ["FailureReport", "report_seconds", "with_group_ranks"]
 
-_ANSWER = 4.0  # seconds at most that other hosts have to say that they are there
-_PAUSE = 0.02  # seconds between two looks
+_REPORT_SECONDS = 4.0  # at most, for other hosts to say that they are there
+_POLL_SECONDS = 0.02
 
 
-def answer_time(timeout: float) -> float:
+def report_seconds(timeout: float) -> float:
     """How much of a timeout is kept for finding out what went wrong on other hosts."""
-    return min(_ANSWER, timeout / 4)
+    return min(_REPORT_SECONDS, timeout / 4)
 
 
-def renamed(error: UnisonoError, ranks: Sequence[int]) -> UnisonoError:
-    """An error of an engine below, with its ranks counted as the group's own count them.
+def with_group_ranks(error: UnisonoError, ranks: Sequence[int], whose: str) -> UnisonoError:
+    """An error of an inner engine as an error of the group, whose ranks its field `ranks` names.
 
-    >>> renamed(PeerLost("ranks 0, 1: gone; rank 1 (world rank 1, pid 7)", [1]), [4, 6])
-    PeerLost('ranks 4, 6: gone; rank 6 (pid 7)')
+    The text is the inner engine's, and says how that numbers its ranks where it matters.
+
+    >>> inner = PeerLost("rank 1 (pid 7) was killed", [1])
+    >>> error = with_group_ranks(inner, [4, 6], "host 'b'")
+    >>> print(error, error.ranks)
+    rank 6: rank 1 (pid 7) was killed (ranks 0, 1 of host 'b' are ranks 4, 6 of the group) (6,)
     """
-
-    def number(match: re.Match[str]) -> str:
-        place = int(match[0])
-        return str(ranks[place] if place < len(ranks) else place)
-
-    def numbers(match: re.Match[str]) -> str:
-        return match[1] + re.sub(r"\d+", number, match[2])
-
-    text = re.sub(r"\(world rank \d+, ", "(", str(error))
-    text = re.sub(r"\b(ranks? )(\d+(?:, \d+)*)", numbers, text)
-    return type(error)(text, [ranks[rank] for rank in error.ranks if rank < len(ranks)])
+    if list(ranks) == list(range(len(ranks))):
+        return error
+    concerned = [ranks[rank] for rank in error.ranks if rank < len(ranks)]
+    about = f"{_named(concerned)}: " if concerned else ""
+    inner, outer = _named(range(len(ranks))), _named(ranks)
+    numbering = f"{inner} of {whose} {'is' if len(ranks) == 1 else 'are'} {outer} of the group"
+    return type(error)(f"{about}{error} ({numbering})", concerned)
 
 
-class RollCall:
-    """One rank's part in the talk of hosts about a failure, after which the group ends."""
+def _named(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
 
-    def __init__(self, layout: Layout, everyone: Engine) -> None:
-        self._layout = layout
+
+class FailureReport:
+    """One rank's part in what hosts tell each other of a failure, after which the group ends."""
+
+    def __init__(self, topology: Topology, everyone: Engine) -> None:
+        self._topology = topology
         self._store: Any = getattr(everyone, "store", None)
 
-    def report(self, error: UnisonoError, seconds: float) -> None:
+    def publish(self, error: UnisonoError, seconds: float) -> None:
         """Let other hosts know of an error within this one."""
-        words = json.dumps([type(error).__name__, str(error), error.ranks])
-        self._briefly(lambda: self._store.set(f"fault/{self._layout.host}", words), seconds)
+        data = json.dumps(error.to_data())
+        key = f"fault/{self._topology.host}"
+        self._with_deadline(lambda: self._store.set(key, data), seconds)
 
-    def explained(self, error: UnisonoError, seconds: float) -> UnisonoError:
-        """What lies behind an error between hosts, as far as they tell in so many seconds."""
-        error = renamed(error, self._layout.leaders)
+    def explain(self, error: UnisonoError, seconds: float) -> UnisonoError:
+        """The cause of an error between hosts, as far as they tell it in so many seconds."""
+        error = with_group_ranks(error, self._topology.leaders, "the leaders of hosts")
         if self._store is None or not isinstance(error, (PeerLost, CommTimeout)):
             return error
-        missing = {host for host in range(len(self._layout.hosts)) if host != self._layout.host}
+        missing = {host for host in range(len(self._topology.hosts)) if host != self._topology.host}
         faults: dict[int, UnisonoError] = {}
-        self._briefly(lambda: self._ask(missing, faults, seconds), seconds)
+        self._with_deadline(lambda: self._ask(missing, faults, seconds), seconds)
         if faults:
             return faults[min(faults)]
         return self._without(sorted(missing), error) if missing else error
 
     def _without(self, hosts: Sequence[int], error: UnisonoError) -> UnisonoError:
-        layout = self._layout
-        ranks = [rank for host in hosts for rank in layout.hosts[host]]
+        topology = self._topology
+        ranks = [rank for host in hosts for rank in topology.hosts[host]]
         names = ", ".join(
-            f"{layout.names[host]!r} (ranks {list(layout.hosts[host])})" for host in hosts
+            f"{topology.names[host]!r} (ranks {list(topology.hosts[host])})" for host in hosts
         )
         return type(error)(f"no answer from host {names}: {error}", ranks)
 
     def _ask(self, missing: set[int], faults: dict[int, UnisonoError], seconds: float) -> None:
-        """Answer, and hear who answers; takes hosts out of `missing`, and puts their faults in."""
-        self._store.set(f"here/{self._layout.host}", "")
+        """Answer, and see who answers; takes hosts out of `missing`, and adds their faults."""
+        self._store.set(f"here/{self._topology.host}", "")
         deadline = time.monotonic() + seconds
         while missing and not faults and time.monotonic() < deadline:
             for host in sorted(missing):
@@ -90,24 +94,22 @@ class RollCall:
                     missing.discard(host)
                 elif self._store.check([f"here/{host}"]):
                     missing.discard(host)
-            time.sleep(_PAUSE)
+            time.sleep(_POLL_SECONDS)
 
     def _fault(self, host: int) -> UnisonoError:
-        kind, text, ranks = json.loads(self._store.get(f"fault/{host}"))
-        told = getattr(errors, kind, UnisonoError)
-        error: UnisonoError = told(f"{text} (on host {self._layout.names[host]!r})", ranks)
-        return error
+        error = errors.from_data(json.loads(self._store.get(f"fault/{host}")))
+        return type(error)(f"{error} (on host {self._topology.names[host]!r})", error.ranks)
 
-    def _briefly(self, talk: Callable[[], None], seconds: float) -> None:
-        """Talk in a thread: the store may be on a host that is gone, and then takes minutes."""
+    def _with_deadline(self, action: Callable[[], None], seconds: float) -> None:
+        """Run in a thread: the store may be on a host that is gone, and then takes minutes."""
 
         def guarded() -> None:
             try:
-                talk()
+                action()
             except RuntimeError:
-                return  # no store, no answers: whoever was heard so far is there
+                return  # no store, no answers: hosts that have answered are there
 
         if self._store is not None:
-            speaker = threading.Thread(target=guarded, daemon=True)
-            speaker.start()
-            speaker.join(seconds)
+            thread = threading.Thread(target=guarded, daemon=True)
+            thread.start()
+            thread.join(seconds)

@@ -1,24 +1,25 @@
-"""What joins hosts: which engine can, and how ranks meet over it."""
+"""The inter-node engine: which one can join hosts, and how ranks find each other over it."""
 
 from __future__ import annotations
 
+import json
 import secrets
 import socket
 
-from unisono.core import environment, objects, registry, rendezvous
+from unisono.core import environment, registry, rendezvous
 from unisono.core.engine import Engine
 from unisono.core.environment import Launch
-from unisono.core.groups import Group
+from unisono.engines.common.exchange import all_gather_bytes, broadcast_bytes
 from unisono.engines.torch import rendezvous as store_rendezvous
 from unisono.errors import LaunchError
 
 __all__ = ["join", "unavailable"]
 
 
-def unavailable(net: str | None) -> str | None:
-    """Say why no engine joins hosts here, and what would mend that; None if one does."""
+def unavailable(internode: str | None) -> str | None:
+    """Say why no engine joins hosts here, and how to fix that; None if one does."""
     reasons = []
-    for name in [net] if net else ["torch", "mpi"]:
+    for name in [internode] if internode else ["torch", "mpi"]:
         reason = registry.load(name).unavailable()
         if reason is None:
             return None
@@ -26,33 +27,37 @@ def unavailable(net: str | None) -> str | None:
     return "; ".join(reasons)
 
 
-def join(launch: Launch, timeout: float, net: str | None) -> tuple[Launch, Engine]:
-    """An engine that joins all ranks, and this rank's place with everybody's host."""
-    chosen = registry.load(net or _choose(launch))
+def join(launch: Launch, timeout: float, internode: str | None) -> tuple[Launch, Engine]:
+    """An engine that joins all ranks, and the launch with everybody's host."""
+    chosen = registry.load(internode or _choose(launch))
     reason = chosen.unavailable()
     if reason is not None:
         raise LaunchError(f"engine {chosen.name!r} cannot run here: {reason}")
     if chosen.name.partition(":")[0] == "torch":
-        place = store_rendezvous.met(launch, timeout)
-        return place, chosen.open(place, timeout)
+        launch = store_rendezvous.through_store(launch, timeout)
+        return launch, chosen.open(launch, timeout)
     everyone = chosen.open(launch, timeout)
-    group = Group("everyone", range(everyone.size), everyone, everyone.rank)
-    told = objects.all_gather(group, f"{rendezvous.identity()} {socket.gethostname()}")
+    return _described(launch, everyone), everyone
+
+
+def _described(launch: Launch, everyone: Engine) -> Launch:
+    """The launch with everybody's host, a name and a secret, which ranks exchange over MPI."""
+    described = f"{rendezvous.identity()} {socket.gethostname()}".encode()
+    hosts = [text.decode() for text in all_gather_bytes(everyone, described)]
     given = environment.given_secret()
-    own = secrets.token_hex(16), b"" if given else secrets.token_bytes(32)
-    job, secret = objects.broadcast(group, own, 0)
-    here = [rank for rank, words in enumerate(told) if words == told[everyone.rank]]
-    place = Launch(
+    own = [secrets.token_hex(16), "" if given else secrets.token_hex(32)]
+    job, secret = json.loads(broadcast_bytes(everyone, json.dumps(own).encode(), 0))
+    here = [rank for rank, text in enumerate(hosts) if text == hosts[everyone.rank]]
+    return Launch(
         everyone.rank,
         everyone.size,
         here.index(everyone.rank),
         len(here),
-        f"{chosen.name}-{job}",
+        f"{everyone.name}-{job}",
         launch.source,
-        given or secret,
-        hosts=tuple(told),
+        given or bytes.fromhex(secret),
+        hosts=tuple(hosts),
     )
-    return place, everyone
 
 
 def _choose(launch: Launch) -> str:

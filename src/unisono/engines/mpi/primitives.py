@@ -10,7 +10,7 @@ import numpy as np
 
 from unisono.core.call import Call
 from unisono.core.engine import DRAIN_SECONDS, Engine, ReduceOp, Work
-from unisono.engines.common.consistency import Consistency
+from unisono.engines.common import consistency
 from unisono.engines.common.executor import SerialExecutor
 from unisono.engines.common.reductions import Array, combine
 from unisono.engines.mpi.datatypes import as_bytes
@@ -56,7 +56,6 @@ class MpiPrimitives(Engine):
         self._messages = MessageQueue(
             communicator, self.name, self._message_tags, self._departures.has_left
         )
-        self._consistency = Consistency(self.size, self._exchange_descriptors)
         self._abandoned: list[object] = []  # requests that nobody waits for, and their memory
         self._broken = ""
         self._closed = False
@@ -97,7 +96,7 @@ class MpiPrimitives(Engine):
             try:
                 self._check(entering=True)
                 if call.checked or call.verb == "barrier":
-                    self._consistency.check(call)
+                    self._check_consistency(call)
                 task(call)
                 self._departures.completed += 1
             finally:
@@ -177,13 +176,17 @@ class MpiPrimitives(Engine):
 
         self._wait(call.verb, call.timeout, start)
 
-    def _exchange_descriptors(self, call: Call, mine: Array, everybodys: Array) -> None:
+    def _check_consistency(self, call: Call) -> None:
         """For few ranks in messages, which tell who is missing; MPI's trees are for more."""
-        if self.size <= FEW:
-            parts = [part.reshape(-1) for part in everybodys]
-            self._exchange(call, [mine.reshape(-1)] * self.size, parts)
-        else:
-            self._all_gather_equal(call, mine.reshape(-1), everybodys.reshape(-1))
+
+        def exchange(mine: Array, everybodys: Array) -> None:
+            if self.size <= FEW:
+                parts = [part.reshape(-1) for part in everybodys]
+                self._exchange(call, [mine.reshape(-1)] * self.size, parts)
+            else:
+                self._all_gather_equal(call, mine.reshape(-1), everybodys.reshape(-1))
+
+        consistency.check(call, self.size, exchange)
 
     def _all_gather_equal(self, call: Call, source: Array, target: Array) -> None:
         out, into = as_bytes(source), as_bytes(target[: source.size])

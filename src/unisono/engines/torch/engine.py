@@ -21,7 +21,7 @@ from unisono.core.buffers import overlap, view
 from unisono.core.call import Call
 from unisono.core.engine import DRAIN_SECONDS, Engine, ReduceOp, Work
 from unisono.core.environment import Launch
-from unisono.engines.common.consistency import Consistency
+from unisono.engines.common import consistency
 from unisono.engines.common.executor import DeferredWork, SerialExecutor
 from unisono.engines.common.loopback import Loopback
 from unisono.engines.common.reductions import Array, combine, shares_of
@@ -54,7 +54,6 @@ class TorchEngine(Engine):
         self.rank = rank
         self.size = size
         self.timeout = timeout
-        self._consistency = Consistency(size, self._exchange_descriptors)
         self._point_to_point = PointToPoint(self.name)
         self._loopback = Loopback(rank)
         self._executor = SerialExecutor(f"{self.name}, rank {rank} of {size}", always_apart=True)
@@ -139,7 +138,7 @@ class TorchEngine(Engine):
         if "cpu" not in self.devices:
             self._wait(call, self._group.barrier())
         elif not call.checked:  # else all have met in the consistency check
-            self._consistency.check(call)
+            self._check_consistency(call)
 
     # ---- reductions ----
 
@@ -232,13 +231,16 @@ class TorchEngine(Engine):
 
         def run() -> None:
             if call.checked and "cpu" in self.devices:
-                self._consistency.check(call)
+                self._check_consistency(call)
             task(call)
 
         return self._executor.submit(run, call.blocking)
 
-    def _exchange_descriptors(self, call: Call, mine: Array, everybodys: Array) -> None:
-        self._exchange_arrays(call, [mine] * self.size, list(everybodys))
+    def _check_consistency(self, call: Call) -> None:
+        def exchange(mine: Array, everybodys: Array) -> None:
+            self._exchange_arrays(call, [mine] * self.size, list(everybodys))
+
+        consistency.check(call, self.size, exchange)
 
     def _reduced_share(
         self, call: Call, operand: Array, op: ReduceOp, shares: Sequence[int]
