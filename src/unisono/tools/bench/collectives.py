@@ -1,6 +1,6 @@
 """`unisono bench collectives`: latency by collective, size and engine, beside peers.
 
-Every cell runs the contestants in turn; a round counts with its slowest rank, a cell with the
+Every cell runs the libraries in turn; a round counts with its slowest rank, a cell with the
 median of its rounds. Every result is checked before it is timed.
 """
 
@@ -17,16 +17,9 @@ from typing import Any
 
 from unisono.core import registry
 from unisono.errors import ArgumentError
-from unisono.tools.bench.runner import (
-    PEERS,
-    Contestant,
-    calls_for,
-    chosen,
-    contest,
-    in_turn,
-    need_torch,
-    time_name,
-)
+from unisono.tools.bench.arguments import PEERS, need_torch, split_names
+from unisono.tools.bench.runner import LibraryRanks, calls_per_round, in_turn, start_libraries
+from unisono.tools.formatting import duration
 
 __all__ = ["COLLECTIVES", "main", "measure"]
 
@@ -35,8 +28,8 @@ COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatte
 
 def main(arguments: argparse.Namespace) -> int:
     """Measure, and print the table."""
-    collectives = chosen(arguments.collectives, COLLECTIVES, "collective")
-    peers = chosen(arguments.against, PEERS, "peer")
+    collectives = split_names(arguments.collectives, COLLECTIVES, "collective")
+    peers = split_names(arguments.against, PEERS, "peer")
     sizes = [_parse_size(word) for word in arguments.sizes.split(",")]
     if peers:
         need_torch(f"--against {peers[0]}")
@@ -45,12 +38,12 @@ def main(arguments: argparse.Namespace) -> int:
     registry.load(arguments.engine)
     names = [arguments.engine, *peers]
     cells = []
-    with contest(names, arguments.n, "unisono.tools.bench.rank") as contestants:
+    with start_libraries(names, arguments.n, "unisono.tools.bench.rank") as libraries:
         for collective in collectives:
             if not arguments.json:
                 print(_header(collective, arguments.n, names))
             for size in sizes:
-                cell = measure(contestants, collective, size, arguments.rounds, arguments.seconds)
+                cell = measure(libraries, collective, size, arguments.rounds, arguments.seconds)
                 cells.append(cell)
                 if not arguments.json:
                     print(_row(cell, names), flush=True)
@@ -62,18 +55,22 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def measure(
-    contestants: Sequence[Contestant], collective: str, size: int, rounds: int, seconds: float
+    libraries: Sequence[LibraryRanks], collective: str, size: int, rounds: int, seconds: float
 ) -> dict[str, Any]:
-    """One cell of the table: the median seconds of a call for each contestant."""
-    orders = {}
-    for contestant in contestants:
-        order = {"collective": collective, "bytes": size, "calls": 1, "check": True}
-        contestant.ask(order)
-        once = contestant.slowest({**order, "calls": 3, "check": False})
-        orders[contestant.name] = {**order, "calls": calls_for(seconds, once), "check": False}
-    times: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
-    for contestant in in_turn(contestants, rounds):
-        times[contestant.name].append(contestant.slowest(orders[contestant.name]))
+    """One cell of the table: the median seconds of a call for each library."""
+    requests = {}
+    for library in libraries:
+        request = {"collective": collective, "bytes": size, "calls": 1, "check": True}
+        library.ask(request)
+        once = library.slowest({**request, "calls": 3, "check": False})
+        requests[library.name] = {
+            **request,
+            "calls": calls_per_round(seconds, once),
+            "check": False,
+        }
+    times: dict[str, list[float]] = {library.name: [] for library in libraries}
+    for library in in_turn(libraries, rounds):
+        times[library.name].append(library.slowest(requests[library.name]))
     return {
         "collective": collective,
         "bytes": size,
@@ -109,7 +106,7 @@ def _header(collective: str, ranks: int, names: Sequence[str]) -> str:
 
 def _row(cell: dict[str, Any], names: Sequence[str]) -> str:
     seconds = [cell["seconds"][name] for name in names]
-    columns = [f"{time_name(value):>12}" for value in seconds]
+    columns = [f"{duration(1e9 * value):>12}" for value in seconds]
     columns += [f"{f'{value / seconds[0]:.1f}x':>12}" for value in seconds[1:]]
     return f"{_size_name(cell['bytes']):>8} {' '.join(columns)}"
 

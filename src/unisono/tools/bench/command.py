@@ -7,7 +7,7 @@ from typing import Any
 
 from unisono.errors import ArgumentError
 from unisono.tools.bench import collectives, ddp, faces
-from unisono.tools.bench.runner import PEERS
+from unisono.tools.bench.arguments import PEERS
 
 __all__ = ["configure", "main"]
 

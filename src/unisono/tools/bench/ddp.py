@@ -18,17 +18,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.errors import ArgumentError
+from unisono.tools.bench.arguments import PEERS, need_torch, split_names
 from unisono.tools.bench.ddp_rank import BATCH
-from unisono.tools.bench.runner import (
-    PEERS,
-    Contestant,
-    calls_for,
-    chosen,
-    contest,
-    in_turn,
-    need_torch,
-    time_name,
-)
+from unisono.tools.bench.runner import LibraryRanks, calls_per_round, in_turn, start_libraries
+from unisono.tools.formatting import duration
 
 __all__ = ["main", "measure"]
 
@@ -38,16 +31,16 @@ _NOISE = 0.05  # a share may come out so far below nothing on an idle host
 
 def main(arguments: argparse.Namespace) -> int:
     """Measure, and print the table."""
-    peers = chosen(arguments.against, PEERS, "peer")
+    peers = split_names(arguments.against, PEERS, "peer")
     sizes = [_parse_parameters(word) for word in arguments.parameters.split(",")]
     need_torch("`bench ddp`")
     names = ["unisono", *peers]
     cells = []
-    with contest(names, arguments.n, "unisono.tools.bench.ddp_rank") as contestants:
+    with start_libraries(names, arguments.n, "unisono.tools.bench.ddp_rank") as libraries:
         if not arguments.json:
             print(_header(arguments.n, names), flush=True)
         for parameters in sizes:
-            cell = measure(contestants, parameters, arguments.rounds, arguments.seconds)
+            cell = measure(libraries, parameters, arguments.rounds, arguments.seconds)
             cells.append(cell)
             if not arguments.json:
                 print(_row(cell, names), flush=True)
@@ -64,23 +57,23 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def measure(
-    contestants: Sequence[Contestant], parameters: int, rounds: int, seconds: float
+    libraries: Sequence[LibraryRanks], parameters: int, rounds: int, seconds: float
 ) -> dict[str, Any]:
     """One row of the table: the median seconds of a step, and the shares of communication."""
-    order = {"parameters": parameters, "sync": True, "steps": 1, "check": True}
-    orders = {}
+    request = {"parameters": parameters, "sync": True, "steps": 1, "check": True}
+    requests = {}
     times: dict[str, dict[str, list[float]]] = {}
-    for contestant in contestants:
-        contestant.ask(order)
-        times[contestant.name] = {"sync": [], "no sync": []}
-        for how in times[contestant.name]:
-            trial = {**order, "sync": how == "sync", "steps": 3, "check": False}
-            steps = calls_for(seconds, contestant.slowest(trial))
-            orders[contestant.name, how] = {**trial, "steps": steps}
-    entries = [(contestant, how) for contestant in contestants for how in ("sync", "no sync")]
-    for contestant, how in in_turn(entries, rounds):
-        name = contestant.name
-        times[name][how].append(contestant.slowest(orders[name, how]))
+    for library in libraries:
+        library.ask(request)
+        times[library.name] = {"sync": [], "no sync": []}
+        for how in times[library.name]:
+            trial = {**request, "sync": how == "sync", "steps": 3, "check": False}
+            steps = calls_per_round(seconds, library.slowest(trial))
+            requests[library.name, how] = {**trial, "steps": steps}
+    entries = [(library, how) for library in libraries for how in ("sync", "no sync")]
+    for library, how in in_turn(entries, rounds):
+        name = library.name
+        times[name][how].append(library.slowest(requests[name, how]))
     floor = statistics.median([value for own in times.values() for value in own["no sync"]])
     medians = {name: statistics.median(own["sync"]) for name, own in times.items()}
     return {
@@ -116,7 +109,9 @@ def _header(ranks: int, names: Sequence[str]) -> str:
 
 def _row(cell: dict[str, Any], names: Sequence[str]) -> str:
     seconds = cell["seconds"]
-    columns = [f"{time_name(seconds['no sync']):>12}"]
-    columns += [f"{time_name(seconds[name]):>12} {cell['share'][name]:>6.0%}" for name in names]
+    columns = [f"{duration(1e9 * seconds['no sync']):>12}"]
+    columns += [
+        f"{duration(1e9 * seconds[name]):>12} {cell['share'][name]:>6.0%}" for name in names
+    ]
     columns += [f"{f'{seconds[name] / seconds[names[0]]:.2f}x':>14}" for name in names[1:]]
     return f"{_parameters_name(cell['parameters']):>10} {' '.join(columns)}"

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from unisono.launch.spawn import spawn
-from unisono.tools.bench.runner import calls_for, in_turn
+from unisono.tools.bench.runner import calls_per_round, in_turn
 
 __all__ = ["WAYS", "main", "rank_times"]
 
@@ -100,7 +100,7 @@ def rank_times(ways: dict[str, list[str]], engine: str, rounds: int, seconds: fl
         slowest = np.array([_seconds(calls["numpy", "core, in place"], 200)])
         buffer = buffers.view(slowest)
         dispatch.start("all_reduce", world, True, buffer, buffer, ReduceOp.MAX)
-        count = calls_for(seconds, float(slowest[0]))
+        count = calls_per_round(seconds, float(slowest[0]))
 
         times: _Times = {kind: {way: [] for way in own} for kind, own in ways.items()}
         for kind, way in in_turn(list(calls), rounds):
