@@ -263,7 +263,7 @@ def parameters_of(found: object) -> list[inspect.Parameter]:
     return [parameter for parameter in parameters if not parameter.name.startswith("_")]
 
 
-def check_signature(call: mapping.Call, found: object) -> None:
+def check_signature(call: mapping.UpstreamCall, found: object) -> None:
     """Compare names, order, defaults and the star with the table."""
     parameters = parameters_of(found)
     assert [item.name for item in parameters] == [item.name for item in call.parameters]

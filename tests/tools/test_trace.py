@@ -43,7 +43,7 @@ def findings(path: Path) -> dict[str, Any]:
 
 
 def script(folder: Path, text: str) -> str:
-    """The body of a rank that runs `text` as a file of its own, so that call sites are its lines."""
+    """The body of a rank that runs `text` as a file, so that call sites are lines of it."""
     path = folder / "train.py"
     path.write_text(f"from tests.helpers.rank_side import *\n{text}")
     return f"import runpy\nrunpy.run_path({str(path)!r})"
@@ -296,7 +296,7 @@ WRONG = {
     "short": (changed(*CALL, value=[1]), "call 0 of rank 1 is not a list of 13 fields"),
     "other fields": (changed("fields", value=["a"]), "the fields of its calls are not sequence"),
     "no calls": (changed("ranks", 0, "calls", value={}), "'calls' of rank 0 is not a list"),
-    "text": (changed(*CALL, "began", value="1"), "'began' of call 0 of rank 1 is not a whole number"),
+    "text": (changed(*CALL, "began", value="1"), "'began' of call 0 of rank 1 is not a whole"),
     "float": (changed(*CALL, "count", value=1e300), "'count' of call 0 of rank 1"),
     "huge": (changed("clock", value=10**400), "is not a trace, or only part|'clock' of the file"),
     "true": (changed("by", value=True), "'by' of the file is not a whole number"),

@@ -19,7 +19,6 @@ from typing import Any
 from unisono.mapping.schema import (
     LANGUAGES,
     Argument,
-    Call,
     Difference,
     Entry,
     Fault,
@@ -31,12 +30,13 @@ from unisono.mapping.schema import (
     Parameter,
     Result,
     Text,
+    UpstreamCall,
     arguments,
 )
 
 __all__ = [
     "Argument",
-    "Call",
+    "UpstreamCall",
     "Difference",
     "Entry",
     "Fault",
@@ -193,7 +193,7 @@ def _check_entry(entry: Entry) -> None:
             raise MappingError(f"{item.id}: unknown pair {sorted(unknown)[0]!r}")
 
 
-def _check_call(call: Call, where: str) -> None:
+def _check_call(call: UpstreamCall, where: str) -> None:
     if call.dialect not in vocabulary()["versions"]:
         raise MappingError(f"{where}: a path begins with torch or mindspore")
     for version in filter(None, (call.since, call.deprecated)):
@@ -208,7 +208,7 @@ def _check_call(call: Call, where: str) -> None:
         arguments(call.arguments)
 
 
-def _check_parameters(pair: Pair, dialect: str, call: Call, where: str) -> None:
+def _check_parameters(pair: Pair, dialect: str, call: UpstreamCall, where: str) -> None:
     """Every parameter of a signature has its row, once."""
     rows = [name for row in pair.parameters if (name := getattr(row, dialect)) is not None]
     expected = [argument.name for argument in call.parameters]
@@ -245,7 +245,7 @@ def check_references(entries: Mapping[str, Entry]) -> None:
 # ---- asking --------------------------------------------------------------------------------------
 
 
-def calls() -> dict[str, Call]:
+def calls() -> dict[str, UpstreamCall]:
     """Return every call of the table by its path."""
     return {call.path: call for entry in load().values() for call in entry.calls}
 

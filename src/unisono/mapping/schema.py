@@ -11,7 +11,7 @@ from unisono.errors import UnisonoError
 
 __all__ = [
     "Argument",
-    "Call",
+    "UpstreamCall",
     "Difference",
     "Entry",
     "Fault",
@@ -64,7 +64,7 @@ class Argument:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Call:
+class UpstreamCall:
     """One upstream name: `path` is where a program imports it from.
 
     `arguments` is what a primitive takes when it is called after it was built.
@@ -191,7 +191,7 @@ class Entry:
 
     name: str
     title: Text
-    calls: tuple[Call, ...]
+    calls: tuple[UpstreamCall, ...]
     names: tuple[Name, ...] = ()
     pairs: tuple[Pair, ...] = _key("pair")
     pages: tuple[str, ...] = ()

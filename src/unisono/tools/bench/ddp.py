@@ -1,9 +1,10 @@
 """`unisono bench ddp`: a training step under DistributedDataParallel, by backend of torch.
 
-Each model size runs every backend in turn, with and without the exchange of gradients, in the same
-ranks. A round counts with its slowest rank, a cell with the median of its rounds. The step without
-exchange is the same work for all backends, so its rounds are taken together: it is the floor, and
-what a backend needs above it is its share of communication. Gradients are checked before.
+For each model size the backends run in turn, with and without the exchange of gradients, in the
+same ranks. The time of a round is that of its slowest rank, and the time of a cell is the median of
+its rounds. A step without the exchange is the same work for all backends, so its rounds are taken
+together as the floor. What a backend needs above the floor is its share of communication. Gradients
+are checked before they are timed.
 """
 
 from __future__ import annotations
@@ -21,36 +22,43 @@ from unisono.errors import ArgumentError
 from unisono.tools.bench.arguments import PEERS, need_torch, split_names
 from unisono.tools.bench.ddp_rank import BATCH
 from unisono.tools.bench.runner import LibraryRanks, calls_per_round, in_turn, start_libraries
-from unisono.tools.formatting import duration
+from unisono.tools.formatting import duration, plural, ratio
+from unisono.tools.table import line
 
 __all__ = ["main", "measure"]
 
-_LEAST = 1000
-_NOISE = 0.05  # a share may come out so far below nothing on an idle host
+_FEWEST_PARAMETERS = 1000
+_NOISE = 0.05  # on an idle host noise may make a share this negative
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Measure, and print the table."""
     peers = split_names(arguments.against, PEERS, "peer")
-    sizes = [_parse_parameters(word) for word in arguments.parameters.split(",")]
+    sizes = [_parse_parameters(text) for text in arguments.parameters.split(",")]
     need_torch("`bench ddp`")
     names = ["unisono", *peers]
+    header = _header(names)
+    widths = [max(len(name), 10) for name in header]
+    align = ">" * len(header)
     cells = []
     with start_libraries(names, arguments.n, "unisono.tools.bench.ddp_rank") as libraries:
         if not arguments.json:
-            print(_header(arguments.n, names), flush=True)
+            ranks = plural(arguments.n, "rank")
+            print(f"a step of DistributedDataParallel, {ranks}, {BATCH} samples each, float32;")
+            print("share: the part of the step that is communication")
+            print(line(header, widths, align), flush=True)
         for parameters in sizes:
             cell = measure(libraries, parameters, arguments.rounds, arguments.seconds)
             cells.append(cell)
             if not arguments.json:
-                print(_row(cell, names), flush=True)
+                print(line(_row(cell, names), widths, align), flush=True)
     if arguments.json:
         found = {"ranks": arguments.n, "cores": os.cpu_count(), "batch": BATCH, "cells": cells}
         print(json.dumps(found, indent=2))
     if any(share < -_NOISE for cell in cells for share in cell["share"].values()):
         print(
-            "unisono: steps without communication took longer than with it, so something else "
-            "keeps this host busy; measure again when it is idle",
+            "unisono: steps took longer without communication than with it, so another program "
+            "keeps this host busy; measure again when the host is idle",
             file=sys.stderr,
         )
     return 0
@@ -59,7 +67,7 @@ def main(arguments: argparse.Namespace) -> int:
 def measure(
     libraries: Sequence[LibraryRanks], parameters: int, rounds: int, seconds: float
 ) -> dict[str, Any]:
-    """One row of the table: the median seconds of a step, and the shares of communication."""
+    """Measure one row of the table: the median seconds of a step, and the shares."""
     request = {"parameters": parameters, "sync": True, "steps": 1, "check": True}
     requests = {}
     times: dict[str, dict[str, list[float]]] = {}
@@ -84,34 +92,31 @@ def measure(
     }
 
 
-def _parse_parameters(word: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KM]?)", word.strip().upper())
+def _parse_parameters(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KM]?)", text.strip().upper())
     count = round(float(match[1]) * {"": 1, "K": 1e3, "M": 1e6}[match[2]]) if match else 0
-    if count < _LEAST:
+    if count < _FEWEST_PARAMETERS:
         raise ArgumentError(
-            f"{word!r} is not a number of parameters from {_LEAST} on; write 50K, 0.1M, 10M"
+            f"{text!r} is not a number of parameters, {_FEWEST_PARAMETERS} or more; "
+            "write 50K, 0.1M, 10M"
         )
     return count
 
 
-def _parameters_name(count: int) -> str:
-    return f"{count / 1e6:g}M" if count >= 100_000 else f"{count / 1e3:g}K"
+def _header(names: Sequence[str]) -> list[str]:
+    columns = ["parameters", "no sync"]
+    for name in names:
+        columns += [name, "share"]
+    return columns + [f"{name}/{names[0]}" for name in names[1:]]
 
 
-def _header(ranks: int, names: Sequence[str]) -> str:
-    columns = [f"{'no sync':>12}", *(f"{name:>12} {'share':>6}" for name in names)]
-    columns += [f"{name + '/' + names[0]:>14}" for name in names[1:]]
-    return (
-        f"a step of DistributedDataParallel, {ranks} ranks, {BATCH} samples each, float32; "
-        f"share: of communication\n{'parameters':>10} {' '.join(columns)}"
-    )
-
-
-def _row(cell: dict[str, Any], names: Sequence[str]) -> str:
+def _row(cell: dict[str, Any], names: Sequence[str]) -> list[str]:
     seconds = cell["seconds"]
-    columns = [f"{duration(1e9 * seconds['no sync']):>12}"]
-    columns += [
-        f"{duration(1e9 * seconds[name]):>12} {cell['share'][name]:>6.0%}" for name in names
-    ]
-    columns += [f"{f'{seconds[name] / seconds[names[0]]:.2f}x':>14}" for name in names[1:]]
-    return f"{_parameters_name(cell['parameters']):>10} {' '.join(columns)}"
+    columns = [_parameter_count(cell["parameters"]), duration(seconds["no sync"])]
+    for name in names:
+        columns += [duration(seconds[name]), f"{cell['share'][name]:.0%}"]
+    return columns + [ratio(seconds[name] / seconds[names[0]]) for name in names[1:]]
+
+
+def _parameter_count(count: int) -> str:
+    return f"{count / 1e6:g}M" if count >= 100_000 else f"{count / 1e3:g}K"
