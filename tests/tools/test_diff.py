@@ -36,12 +36,12 @@ def test_one_collective(capsys, monkeypatch):
         "Results",
         "Differences",
         "Where the official page is wrong",
-        "Other calls for the same",
+        "Other calls for the same purpose",
         "Versions",
     ):
         assert f"\n{heading}\n" in out
     assert "all_reduce.page-no-tensor (fault 1)" in out
-    assert "unisono takes: the software" in out
+    assert "unisono follows: the software" in out
     assert "since 2.3; deprecated in 2.9; successor" in out
     assert "groups.object-or-name" in out, "what all collectives share is shown as well"
     assert out.rstrip().endswith("signature checked against torch 2.13, MindSpore 2.10")
