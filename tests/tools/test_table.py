@@ -45,6 +45,19 @@ def test_without_a_limit_no_cell_is_broken() -> None:
     assert len(table.table([("engine", "mpi", long.strip())], 60)) > 5
 
 
+def test_a_narrow_table_keeps_words_whole() -> None:
+    rows = [("rank", "state", "waits for"), ("0", "running and fine", "nobody at all")]
+    assert table.table(rows, 21) == [
+        "rank  state    waits",
+        "               for",
+        "0     running  nobody",
+        "      and      at all",
+        "      fine",
+    ]
+    # Where words fit with narrow gaps only, the gaps are narrow.
+    assert table.table(rows, 19)[2] == "0    running nobody"
+
+
 def test_brackets_are_not_markup() -> None:
     rows = [("engine", "pip install 'unisono[mpi]' [bold]or[/bold] not")]
     assert table.table(rows, 100) == ["engine  pip install 'unisono[mpi]' [bold]or[/bold] not"]

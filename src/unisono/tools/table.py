@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ _CLOSING = {"Pe", "Pf", "Po"}
 _OPENING = {"Ps", "Pi"}
 #: A word that is longer than a line is divided after one of these, if it has any; dots first.
 _BREAKS = (".", "_,/(")
+_BREAKS_PATTERN = re.escape("".join(_BREAKS))
 #: A column of a table is never narrower than this.
 _NARROWEST_COLUMN = 4
 
@@ -74,7 +76,11 @@ def table(
     count = max(len(row) for row in rows)
     sizes = [max(width(part) for row in rows for part in row[n].split("\n")) for n in range(count)]
     if columns is not None:
-        sizes = _shrink(sizes, columns - len(indent) - len(between) * (count - 1))
+        least = [max(_longest_word(row[n]) for row in rows) for n in range(count)]
+        room = columns - len(indent)
+        if sum(least) + len(between) * (count - 1) > room:
+            between = between.strip() or " "  # narrow gaps rather than broken words
+        sizes = _shrink(sizes, least, room - len(between) * (count - 1))
     lines = []
     for row in rows:
         cells = [_cell(text, size) for text, size in zip(row, sizes, strict=True)]
@@ -92,12 +98,32 @@ def _cell(text: str, columns: int) -> list[str]:
     return lines
 
 
-def _shrink(wanted: list[int], room: int) -> list[int]:
-    """Give narrow columns the width they want, and divide the rest among the wide ones."""
+def _longest_word(text: str) -> int:
+    """Return the width of the widest part of a cell that is better not divided."""
+    parts = [
+        piece for _, unit in _units(text) for piece in re.split(rf"(?<=[{_BREAKS_PATTERN}])", unit)
+    ]
+    return max(map(width, parts), default=0)
+
+
+def _shrink(wanted: list[int], least: list[int], room: int) -> list[int]:
+    """Give every column the width of its longest word, and divide the rest of the room."""
+    if sum(least) > room:
+        return _divide(room, least, _NARROWEST_COLUMN)
+    more = [full - word for full, word in zip(wanted, least, strict=True)]
+    return [word + size for word, size in zip(least, _divide(room - sum(least), more), strict=True)]
+
+
+def _divide(room: int, wanted: list[int], minimum: int = 0) -> list[int]:
+    """Give those that want little what they want, and divide the rest equally.
+
+    >>> _divide(12, [8, 2, 7])
+    [5, 2, 5]
+    """
     sizes: dict[int, int] = {}
     for done, n in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
         fair = (room - sum(sizes.values())) // (len(wanted) - done)
-        sizes[n] = max(min(wanted[n], fair), _NARROWEST_COLUMN)
+        sizes[n] = max(min(wanted[n], fair), minimum)
     return [sizes[n] for n in range(len(wanted))]
 
 
