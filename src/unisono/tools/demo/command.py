@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from unisono.launch.spawn import spawn
-from unisono.tools.table import table, terminal_columns
+from unisono.tools.table import table, terminal_columns, wrap
 
 __all__ = ["configure", "main", "rank_results"]
 
@@ -148,7 +148,8 @@ def _both(torch: Any, mindspore: Any) -> dict[str, list[float]]:
 
 def _show(engine: str, results: list[dict[str, dict[str, list[float]]]], wrong: list[str]) -> None:
     columns = terminal_columns()
-    print(f"{_RANKS} ranks on engine {engine!r}; rank r holds x = [10r, 10r+1, 10r+2, 10r+3]\n")
+    title = f"{_RANKS} ranks on engine {engine!r}; rank r holds x = [10r, 10r+1, 10r+2, 10r+3]"
+    print("\n".join([*wrap(title, columns), ""]))
     for example in _EXAMPLES:
         rows = [("", "PyTorch", "MindSpore"), ("call", example.torch, example.mindspore)]
         for rank in range(_RANKS):
