@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -72,49 +71,7 @@ def test_wrong_usage(words: list[str], text: str) -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert text in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_doctor_json() -> None:
-    done = call("doctor", "--json")
-    findings = json.loads(done.stdout)
-    assert findings["unisono"] == version("unisono")
-    assert findings["frameworks"]["numpy"] == version("numpy")
-    assert findings["engines"]["threads"] == {"runs": True, "reason": None, "gaps": []}
-    assert findings["engines"]["hybrid"]["gaps"][0].keys() == {"what", "reason"}
-    assert findings["host"]["cores"] == len(os.sched_getaffinity(0))
-    assert findings["host"]["memory_available"] > 0
-    shm = findings["engines"]["shm"]
-    assert shm["runs"] == (shm["reason"] is None)
-    assert done.returncode == (0 if shm["runs"] else 1)
-
-
-def test_doctor_table() -> None:
-    done = call("doctor")
-    lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
-    assert ["engine", "threads", "runs"] in lines
-    assert ["framework", "numpy", version("numpy")] in lines
-    assert done.stderr == ""
-
-
-def test_doctor_tells_which_launcher_it_sees() -> None:
-    place = {"UNISONO_RANK": "1", "UNISONO_SIZE": "3", "UNISONO_JOB": "job"}
-    launcher = json.loads(call("doctor", "--json", **place).stdout)["launcher"]
-    assert launcher == {"source": "unisono", "rank": 1, "size": 3, "error": None}
-    broken = json.loads(call("doctor", "--json", RANK="x", WORLD_SIZE="2").stdout)["launcher"]
-    assert broken["source"] is None
-    assert "RANK is 'x'" in broken["error"]
-
-
-def test_doctor_imports_no_framework() -> None:
-    program = (
-        "import sys; from unisono import doctor; doctor.examine()\n"
-        "print({'torch', 'mindspore', 'jax', 'cupy', 'mpi4py'} & set(sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
-    )
-    assert done.stdout == "set()\n"
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:

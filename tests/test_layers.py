@@ -15,7 +15,7 @@ import unisono
 
 ROOT = Path(unisono.__file__).parent
 FRAMEWORKS = {"torch", "mindspore", "jax", "cupy", "mpi4py"}
-HEAVY = FRAMEWORKS | {"libcst", "rich", "matplotlib"}
+HEAVY = FRAMEWORKS | {"libcst", "matplotlib"}
 
 # What each floor may import of unisono, at the top of a module or inside a function.
 FLOORS = {

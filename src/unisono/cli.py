@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import unisono
 from unisono.errors import UnisonoError
@@ -36,12 +37,17 @@ _COMMANDS = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Reports wrong usage in one line, as every other error of the command line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 fine, 1 found something, 2 wrong usage."""
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
-        prog="unisono", description="Collectives in PyTorch's words or MindSpore's."
-    )
+    parser = _Parser(prog="unisono", description="Collectives in PyTorch's words or MindSpore's.")
     parser.add_argument("--version", action="version", version=f"unisono {unisono.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     # Only the command that is asked for is imported, so that help comes at once.

@@ -1,4 +1,4 @@
-"""What the mapping table says about results, against the faces: both are called and compared."""
+"""What the mapping table says about results is what the faces return."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def call_of(path: str) -> object:
 
 
 def kind_of(value: object) -> str:
-    """Name what a call returned, in the words of the table."""
+    """Name what a call returned, as the table does."""
     if value is None:
         return "none"
     if hasattr(value, "wait"):
@@ -103,7 +103,7 @@ def finish(value: object) -> None:
 
 
 def once(dialect: str, name: str, mode: str) -> tuple[str, list, list, list | None]:
-    """Call one function here; what it returned, the data before and after, and the result."""
+    """Call one function; return the kind of its answer, the data before and after, the result."""
     pair = PAIRS[name]
     words = (TORCH if dialect == "torch" else MINDSPORE)[name]()
     if mode == "async":
@@ -119,7 +119,7 @@ def once(dialect: str, name: str, mode: str) -> tuple[str, list, list, list | No
 
 
 def outside(dialect: str, name: str) -> str:
-    """Call one function for a group of the first two ranks; what the third rank sees."""
+    """Call one function for a group of the first two ranks; return what the third rank gets."""
     pair = PAIRS[name]
     words = (TORCH if dialect == "torch" else MINDSPORE)[name]()
     if dialect == "torch":
@@ -164,7 +164,7 @@ def test_results_are_as_the_table_says(dialect, name, row):
 
 
 def messages(module: str) -> list[str]:
-    """Send and receive in one dialect; the kinds of what came back, by function."""
+    """Send and receive in one dialect; return the kinds of the answers, by function."""
     face = dist if module == "torch" else comm_func
     rank = dist.get_rank()
     peer, kinds = 1 - rank, []
@@ -204,7 +204,7 @@ def uneven() -> tuple[list, list]:
     return [part.tolist() for part in parts], mine.tolist()
 
 
-def test_uneven_lists_are_taken():
+def test_uneven_lists_are_accepted():
     seen = unisono.spawn(uneven, SIZE, engine="threads", timeout=30)
     assert [parts for parts, _ in seen] == [[[0.0], [1.0, 1.0]]] * SIZE
     assert [mine for _, mine in seen] == [[2.0], [2.0, 2.0]]

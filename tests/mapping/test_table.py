@@ -1,4 +1,4 @@
-"""The mapping table: it is complete, its schema refuses what is broken, its signatures are true."""
+"""The mapping table is complete, its schema refuses errors, and its signatures are right."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLLECTIVES = [
     "scatter",
     "send_recv",
 ]
-#: What the words for defaults in the table mean to each dialect.
+#: The values of the defaults that the table writes as names.
 MEANINGS = {
     "torch": {},
     "mindspore": {"GlobalComm.WORLD_COMM_GROUP": "hccl_world_group", "ReduceOp.SUM": "sum"},
@@ -45,7 +45,7 @@ def test_one_file_for_each_collective():
     assert list(mapping.load()) == COLLECTIVES
 
 
-def test_every_file_says_something():
+def test_every_file_has_content():
     for entry in mapping.load().values():
         assert entry.differences, entry.name
         assert {call.dialect for call in entry.calls} == {"torch", "mindspore"}
@@ -71,7 +71,7 @@ def test_the_five_pages_have_their_files():
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_differences_and_faults_speak_both_languages(name):
+def test_differences_and_faults_are_in_both_languages(name):
     entry = mapping.load()[name]
     texts = [entry.title]
     texts += [text for item in entry.differences for text in (item.text, item.reason)]
@@ -94,12 +94,12 @@ def test_every_difference_is_reached_from_some_pair():
         reached |= {name.difference for name in entry.names}
         for pair in entry.pairs:
             reached |= {row.difference for row in (*pair.parameters, *pair.results)}
-        # One without pairs in a file of one pair is about that pair.
+        # In a file with one pair, a difference without pairs is about that pair.
         reached |= {item.id for item in entry.differences if item.pairs or len(entry.pairs) == 1}
     assert {name for name in mapping.differences() if not name.startswith("objects.")} <= reached
 
 
-def test_words_have_both_languages():
+def test_the_vocabulary_is_in_both_languages():
     for name, words in mapping.vocabulary().items():
         for key, word in words.items():
             if name not in ("versions", "checked"):
@@ -149,7 +149,7 @@ def row(data: dict, number: int = 0) -> dict:
     return data["pair"][0]["parameters"][number]
 
 
-def test_the_model_of_the_broken_ones_is_whole():
+def test_the_unchanged_entry_is_accepted():
     assert mapping.parse("all_reduce", broken(lambda data: None)).name == "all_reduce"
 
 
@@ -167,10 +167,13 @@ def test_the_model_of_the_broken_ones_is_whole():
         (lambda d: d["title"].update(en="中文。"), "title.en: this is Chinese"),
         (lambda d: d["difference"][0].pop("reason"), r"difference\[0\]: 'reason' is missing"),
         (lambda d: d["difference"][0]["text"].pop("zh"), "text: 'zh' is missing"),
-        (lambda d: d["difference"][0].update(kind="odd"), "'odd' is no kind; known: result"),
+        (
+            lambda d: d["difference"][0].update(kind="odd"),
+            "'odd' is not in the list 'kind'; it has result",
+        ),
         (lambda d: d["difference"][0].update(id="reduce.x"), "must begin with 'all_reduce'"),
         (lambda d: d["difference"][0].update(pairs=["x"]), "unknown pair 'x'"),
-        (lambda d: d["fault"][0].update(unisono="both"), "'both' is no side"),
+        (lambda d: d["fault"][0].update(unisono="both"), "'both' is not in the list 'side'"),
         (lambda d: d["fault"][0].update(number="1"), "number: expected int, found '1'"),
         (lambda d: d["fault"][0].pop("page"), r"fault\[0\]: 'page' is missing"),
         (lambda d: d.update(calls={}), "calls: expected an array"),
@@ -178,28 +181,40 @@ def test_the_model_of_the_broken_ones_is_whole():
         (lambda d: d["calls"][2].update(since="2.99"), "unknown version '2.99' of mindspore"),
         (lambda d: d["calls"][0].update(since="2.7.1"), "unknown version '2.7.1' of torch"),
         (lambda d: d["calls"][2].pop("successor"), "deprecated, but without a successor"),
-        (lambda d: d["calls"][0].update(signature="(a, a=)"), "is no signature"),
-        (lambda d: d["calls"][0].update(style="odd"), "'odd' is no style"),
+        (lambda d: d["calls"][0].update(signature="(a, a=)"), "is not a signature"),
+        (lambda d: d["calls"][0].update(style="odd"), "'odd' is not in the list 'style'"),
         (lambda d: d["calls"][0].update(arguments="(x)"), "'arguments' belongs to the style"),
         (lambda d: d["calls"][5].pop("arguments"), "'arguments' belongs to the style"),
         (lambda d: d["calls"][0].update(path="jax.psum"), "begins with torch or mindspore"),
-        (lambda d: d["calls"].append(d["calls"][0]), "a call stands there twice"),
-        (lambda d: d["pair"].append(d["pair"][0]), "a pair stands there twice"),
-        (lambda d: d["pair"][0].update(torch="torch.x"), "'torch.x' is no torch call here"),
+        (lambda d: d["calls"].append(d["calls"][0]), "a call is listed twice"),
+        (lambda d: d["pair"].append(d["pair"][0]), "a pair is listed twice"),
+        (lambda d: d["pair"][0].update(torch="torch.x"), "'torch.x' is not a torch call"),
         (lambda d: d["pair"][0].pop("mindspore"), "has no call in mindspore"),
         (lambda d: row(d).update(torch="input"), "rows for .*'input'.* takes .*'tensor'"),
         (lambda d: d["pair"][0]["parameters"].pop(), "but torch.distributed.all_reduce takes"),
         (lambda d: d["pair"][0]["parameters"].append(row(d)), "rows for"),
         (lambda d: d["pair"][0]["parameters"].append({"role": "op"}), "names no parameter"),
-        (lambda d: row(d).update(role="odd"), "'odd' is no role"),
-        (lambda d: row(d).update(changes=["odd"]), "'odd' is no change"),
+        (lambda d: row(d).update(role="odd"), "'odd' is not in the list 'role'"),
+        (lambda d: row(d).update(changes=["odd"]), "'odd' is not in the list 'change'"),
         (lambda d: row(d).update(changes="rebind"), "changes: expected an array"),
-        (lambda d: d["pair"][0]["results"][0].update(mode="odd"), "'odd' is no mode"),
-        (lambda d: d["pair"][0]["results"][0].update(rank="odd"), "'odd' is no rank"),
+        (
+            lambda d: d["pair"][0]["results"][0].update(mode="odd"),
+            "'odd' is not in the list 'mode'",
+        ),
+        (
+            lambda d: d["pair"][0]["results"][0].update(rank="odd"),
+            "'odd' is not in the list 'rank'",
+        ),
         (lambda d: d["pair"][0]["results"][0].pop("torch"), "'torch' is missing"),
-        (lambda d: d["pair"][0]["results"][0]["torch"].update(returns="x"), "is no returns"),
-        (lambda d: d["pair"][0]["results"][0]["torch"].update(value="x"), "is no value"),
-        (lambda d: d.update(name="reduce"), "the entry calls itself 'reduce'"),
+        (
+            lambda d: d["pair"][0]["results"][0]["torch"].update(returns="x"),
+            "is not in the list 'returns'",
+        ),
+        (
+            lambda d: d["pair"][0]["results"][0]["torch"].update(value="x"),
+            "is not in the list 'value'",
+        ),
+        (lambda d: d.update(name="reduce"), "the entry has the name 'reduce'"),
     ],
 )
 def test_the_schema_refuses(change, message):
@@ -224,7 +239,7 @@ def test_the_schema_refuses(change, message):
         ),
     ],
 )
-def test_what_spans_files_is_checked(change, message):
+def test_references_between_files_are_checked(change, message):
     entries = dict(mapping.load(), all_reduce=mapping.parse("all_reduce", broken(change)))
     with pytest.raises(MappingError, match=message):
         mapping.check_references(entries)
@@ -242,14 +257,14 @@ def test_a_call_belongs_to_one_file():
 
 def find(path: str) -> object:
     """Import the longest module in a path and take the rest as attributes."""
-    words = path.split(".")
-    for count in range(len(words) - 1, 0, -1):
+    names = path.split(".")
+    for count in range(len(names) - 1, 0, -1):
         try:
-            found: object = importlib.import_module(".".join(words[:count]))
+            found: object = importlib.import_module(".".join(names[:count]))
         except ModuleNotFoundError:
             continue
-        for word in words[count:]:
-            found = getattr(found, word)
+        for name in names[count:]:
+            found = getattr(found, name)
         return found
     raise AttributeError(path)
 
@@ -259,11 +274,11 @@ def parameters_of(found: object) -> list[inspect.Parameter]:
     parameters = list(inspect.signature(thing).parameters.values())
     if inspect.isclass(found):
         parameters = parameters[1:]
-    # Parameters that begin with an underscore are nobody's business.
+    # Parameters that begin with an underscore are private.
     return [parameter for parameter in parameters if not parameter.name.startswith("_")]
 
 
-def check_signature(call: mapping.Call, found: object) -> None:
+def check_signature(call: mapping.UpstreamCall, found: object) -> None:
     """Compare names, order, defaults and the star with the table."""
     parameters = parameters_of(found)
     assert [item.name for item in parameters] == [item.name for item in call.parameters]
@@ -358,7 +373,7 @@ def test_missing_names_are_missing(item):
         assert find(item.nearest)
 
 
-def test_what_the_torch_face_says_it_lacks_is_in_the_table():
+def test_missing_names_of_the_torch_face_are_in_the_table():
     face = importlib.import_module("unisono.torch.distributed")
     told = {f"torch.distributed.{name}" for name in face._NEAREST}
     assert told == {item.path for item in MISSING if item.path.startswith("torch.")}

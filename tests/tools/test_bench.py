@@ -1,4 +1,4 @@
-"""`unisono bench` measures what it says, beside Gloo, and refuses what it cannot do."""
+"""`unisono bench` measures what it says, next to Gloo, and refuses what it cannot do."""
 
 from __future__ import annotations
 
@@ -12,9 +12,19 @@ import pytest
 from unisono.tools.bench import collectives, faces
 
 
-def call(*words: str) -> subprocess.CompletedProcess[str]:
+def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "unisono", "bench", "--rounds", "2", "--seconds", "0.01", *words],
+        [
+            sys.executable,
+            "-m",
+            "unisono",
+            "bench",
+            "--rounds",
+            "2",
+            "--seconds",
+            "0.01",
+            *arguments,
+        ],
         capture_output=True,
         text=True,
         timeout=100,
@@ -22,15 +32,15 @@ def call(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_table_picture_and_peer(tmp_path: Path) -> None:
-    picture = tmp_path / "bench.png"
-    done = call("--sizes", "8,64K", "--against", "gloo", "--plot", str(picture))
+def test_table_plot_and_peer(tmp_path: Path) -> None:
+    plot = tmp_path / "bench.png"
+    done = call("--sizes", "8,64K", "--against", "gloo", "--plot", str(plot))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "all_reduce, 2 ranks, float32"
     assert lines[1].split() == ["size", "shm", "gloo", "gloo/shm"]
     assert [line.split()[:2] for line in lines[2:]] == [["8", "B"], ["64", "KiB"]]
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_every_collective_as_json() -> None:
@@ -45,7 +55,7 @@ def test_every_collective_as_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("arguments", "text"),
     [
         (["--collectives", "all_gossip"], "no collective 'all_gossip'"),
         (["--against", "nobody"], "no peer 'nobody'"),
@@ -54,14 +64,14 @@ def test_every_collective_as_json() -> None:
         (["-n", "0"], "the number of ranks is 0"),
         (["--engine", "steam"], "no engine 'steam'"),
         (["--rounds", "0"], "the number of rounds is 0"),
-        (["--seconds", "0"], "a round of 0 s cannot be"),
-        (["--seconds", "nan"], "a round of nan s cannot be"),
+        (["--seconds", "0"], "--seconds is 0; give a number above 0"),
+        (["--seconds", "nan"], "--seconds is nan"),
         (["--parameters", "1M"], "`bench collectives` has no --parameters; leave it out, or use"),
         (["tables"], "invalid choice: 'tables'"),
     ],
 )
-def test_wrong_words(words: list[str], text: str) -> None:
-    done = call(*words)
+def test_wrong_arguments(arguments: list[str], text: str) -> None:
+    done = call(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert text in done.stderr
 
@@ -70,16 +80,16 @@ def test_wrong_words(words: list[str], text: str) -> None:
 
 
 def faces_table(engine: str) -> dict[str, list[float | None]]:
-    """The numbers of each row, without those cells that have to be empty; None for a dash."""
+    """The numbers of each row, without the cells that are always empty; None for a dash."""
     done = call("faces", "--engine", engine)
     assert done.returncode == 0, done.stderr
     title, kinds, *rows = done.stdout.splitlines()
-    assert title == f"all_reduce of 8 bytes, 2 ranks, engine {engine}; microseconds a call"
+    assert title == f"all_reduce of 8 bytes, 2 ranks, engine {engine}; µs per call"
     assert kinds.split() == ["numpy", "over", "core", "torch", "over", "core"]
     width = max(map(len, faces.WAYS))
     assert [row[:width].rstrip() for row in rows] == list(faces.WAYS)
     return {
-        row[:width].rstrip(): [None if word == "-" else float(word) for word in row[width:].split()]
+        row[:width].rstrip(): [None if cell == "-" else float(cell) for cell in row[width:].split()]
         for row in rows
     }
 
@@ -92,13 +102,13 @@ def test_faces_as_a_table(name: str) -> None:
         ("unisono.torch.distributed", "core, in place"),
         ("comm_func", "core, new tensor"),
     ):
-        # What a face adds is its time less that of the core; all three are rounded.
+        # What a face adds is its time minus that of the core; all three are rounded.
         face, floor = table[way], table[core]
         assert (len(face), len(floor)) == (4, 2)
         assert face[1] == pytest.approx(face[0] - floor[0], abs=0.02)
         assert face[3] == pytest.approx(face[2] - floor[1], abs=0.02)
     backend, idle = table["torch, backend unisono"], table["torch, backend that does nothing"]
-    if name == "threads":  # real torch has one group for each process
+    if name == "threads":  # real torch has one process group per process
         assert backend == idle == [None, None]
     else:
         empty, time, more = backend
@@ -121,7 +131,7 @@ def test_faces_as_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("arguments", "text"),
     [
         (["-n", "0"], "the number of ranks is 0"),
         (["--rounds", "0"], "the number of rounds is 0"),
@@ -133,7 +143,7 @@ def test_faces_as_json() -> None:
         (["--against", "gloo"], "use `bench collectives` or `bench ddp`"),
     ],
 )
-def test_faces_with_wrong_words(words: list[str], text: str) -> None:
-    done = call("faces", *words)
+def test_faces_with_wrong_arguments(arguments: list[str], text: str) -> None:
+    done = call("faces", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert text in done.stderr

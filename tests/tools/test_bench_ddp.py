@@ -1,4 +1,4 @@
-"""`unisono bench ddp` measures steps of real DDP beside Gloo, and finds wrong gradients."""
+"""`unisono bench ddp` measures steps of real DDP next to Gloo, and finds wrong gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from unisono import cli
 
-# A backend that adds nothing up: it hands every rank its own gradients.
+# A backend that does not add: every rank gets its own gradients back.
 LAZY = """
 import sys
 import torch.distributed as dist
@@ -48,10 +48,10 @@ ddp_rank.main("lazy")
 """
 
 
-def call(*words: str) -> subprocess.CompletedProcess[str]:
+def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     short = ["--rounds", "2", "--seconds", "0.01", "--parameters", "2K,0.1M"]
     return subprocess.run(
-        [sys.executable, "-m", "unisono", "bench", "ddp", *short, *words],
+        [sys.executable, "-m", "unisono", "bench", "ddp", *short, *arguments],
         capture_output=True,
         text=True,
         timeout=100,
@@ -63,7 +63,8 @@ def test_table() -> None:
     pytest.importorskip("torch")
     done = call()
     assert done.returncode == 0, done.stderr
-    title, heads, *rows = done.stdout.splitlines()
+    title, legend, heads, *rows = done.stdout.splitlines()
+    assert legend == "share: the part of the step that is communication"
     assert title.startswith("a step of DistributedDataParallel, 2 ranks, 32 samples each, float32")
     heads = heads.replace("no sync", "floor").split()
     assert heads == ["parameters", "floor", "unisono", "share", "gloo", "share", "gloo/unisono"]
@@ -88,29 +89,29 @@ def test_json_without_a_peer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("arguments", "text"),
     [
         (["-n", "0"], "the number of ranks is 0"),
         (["--rounds", "0"], "the number of rounds is 0"),
         (["--against", "nobody"], "no peer 'nobody'; there are gloo"),
-        (["--parameters", "999"], "'999' is not a number of parameters from 1000 on; write 50K"),
+        (["--parameters", "999"], "'999' is not a number of parameters, 1000 or more; write 50K"),
         (["--parameters", "many"], "'many' is not a number of parameters"),
         (["--engine", "shm"], "`bench ddp` has no --engine; leave it out, or use"),
         (["--plot", "x.png"], "`bench ddp` has no --plot"),
     ],
 )
-def test_wrong_words(words: list[str], text: str) -> None:
-    done = call(*words)
+def test_wrong_arguments(arguments: list[str], text: str) -> None:
+    done = call(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert text in done.stderr
 
 
-@pytest.mark.parametrize("words", [["ddp"], ["--against", "gloo"]])
+@pytest.mark.parametrize("arguments", [["ddp"], ["--against", "gloo"]])
 def test_without_torch(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert cli.main(["bench", *words]) == 2
+    assert cli.main(["bench", *arguments]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "needs torch: pip install 'unisono[bench]'" in shown.err
@@ -120,10 +121,10 @@ def test_a_backend_that_is_wrong_is_found(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = tmp_path / "lazy.py"
     script.write_text(LAZY)
-    order = {"parameters": 2000, "sync": True, "steps": 1, "check": True}
+    request = {"parameters": 2000, "sync": True, "steps": 1, "check": True}
     done = subprocess.run(
         [sys.executable, "-m", "unisono", "run", "-n", "2", str(script)],
-        input=json.dumps(order) + "\n",
+        input=json.dumps(request) + "\n",
         capture_output=True,
         text=True,
         timeout=100,

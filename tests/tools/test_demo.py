@@ -1,4 +1,4 @@
-"""`unisono demo` shows right values on both engines, and would say so if one were wrong."""
+"""`unisono demo` shows the right values on both engines, and reports a wrong one."""
 
 from __future__ import annotations
 

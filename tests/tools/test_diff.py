@@ -1,4 +1,4 @@
-"""`unisono diff`: names, languages, JSON, wrong names, and lines that fit the terminal."""
+"""`unisono diff`: names, languages, JSON, wrong names, and the width of its lines."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pytest
 from unisono import mapping
 from unisono.cli import main
 from unisono.tools import table
-from unisono.tools.diff import command
+from unisono.tools.diff.report import report
+from unisono.tools.diff.selection import find
 
 
-def ask(capsys, *words: str) -> tuple[int, str, str]:
-    code = main(["diff", *words])
+def ask(capsys, *arguments: str) -> tuple[int, str, str]:
+    code = main(["diff", *arguments])
     done = capsys.readouterr()
     return code, done.out, done.err
 
@@ -35,12 +36,12 @@ def test_one_collective(capsys, monkeypatch):
         "Results",
         "Differences",
         "Where the official page is wrong",
-        "Other calls for the same",
+        "Other calls for the same purpose",
         "Versions",
     ):
         assert f"\n{heading}\n" in out
     assert "all_reduce.page-no-tensor (fault 1)" in out
-    assert "unisono takes: the software" in out
+    assert "unisono follows: the software" in out
     assert "since 2.3; deprecated in 2.9; successor" in out
     assert "groups.object-or-name" in out, "what all collectives share is shown as well"
     assert out.rstrip().endswith("signature checked against torch 2.13, MindSpore 2.10")
@@ -86,28 +87,28 @@ def test_an_unknown_language(capsys):
     ],
 )
 def test_names_of_either_dialect(name, entry):
-    assert command.find(name).entry.name == entry
+    assert find(name).entry.name == entry
 
 
 @pytest.mark.parametrize("path", mapping.calls())
 def test_every_call_is_found_by_path_and_by_name(path):
     entry = next(e for e in mapping.load().values() if any(c.path == path for c in e.calls))
-    assert command.find(path).entry is entry
-    assert command.find(path.rpartition(".")[2]).entry is entry
+    assert find(path).entry is entry
+    assert find(path.rpartition(".")[2]).entry is entry
 
 
 def test_a_narrow_name_shows_its_own_pairs():
-    view = command.find("get_rank")
-    assert [pair.name for pair in view.pairs] == ["get_rank"]
-    assert {call.name for call in view.others} == {"get_rank"}
-    assert "groups.before-init" in [item.id for item in view.differences]
-    assert "groups.operators" not in [item.id for item in view.differences]
-    gather = command.find("all_gather_into_tensor")
+    selection = find("get_rank")
+    assert [pair.name for pair in selection.pairs] == ["get_rank"]
+    assert {call.name for call in selection.others} == {"get_rank"}
+    assert "groups.before-init" in [item.id for item in selection.differences]
+    assert "groups.operators" not in [item.id for item in selection.differences]
+    gather = find("all_gather_into_tensor")
     assert [pair.name for pair in gather.pairs] == ["all_gather", "all_gather_into_tensor"]
     assert "mindspore.ops.AllGather" in [call.path for call in gather.others]
 
 
-def test_a_name_that_unisono_lacks(capsys):
+def test_a_name_that_is_not_in_unisono(capsys):
     code, out, _ = ask(capsys, "torch.distributed.DeviceMesh")
     assert code == 0
     assert out.splitlines()[0] == "torch.distributed.DeviceMesh: Not in unisono"
@@ -127,7 +128,7 @@ def test_a_constant(capsys):
         ("all_reduse", "did you mean all_reduce"),
         ("AllGathr", "did you mean AllGather"),
         ("comm_func.all_gather_into_tensr", "did you mean all_gather_into_tensor"),
-        ("qqqqqqqq", "see: unisono diff"),
+        ("qqqqqqqq", "`unisono diff` lists all"),
     ],
 )
 def test_wrong_names(capsys, name, hint):
@@ -156,36 +157,13 @@ def test_json_of_all(capsys):
 @pytest.mark.parametrize("language", mapping.LANGUAGES)
 def test_lines_fit(size, language):
     for name in mapping.load():
-        for line in command.show(command.find(name), language, size):
+        for line in report(find(name), language, size):
             assert table.width(line) <= size, line
 
 
-def test_the_terminal_decides(capsys, monkeypatch):
+def test_the_width_of_the_terminal_is_used(capsys, monkeypatch):
     for size, limit in (("64", 64), ("500", 120)):
         monkeypatch.setenv("COLUMNS", size)
         _, out, _ = ask(capsys, "groups", "--lang", "zh")
         widest = max(table.width(line) for line in out.splitlines())
         assert limit - 8 < widest <= limit
-
-
-def test_wide_characters_line_up():
-    rows = [("参数", "x"), ("ab", "y"), ("张量 t", "z")]
-    lines = table.table(rows, 40, between=" | ")
-    assert len({table.width(line.partition("|")[0]) for line in lines}) == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "size", "lines"),
-    [
-        ("one two three", 7, ["one two", "three"]),
-        ("一二三四五", 4, ["一二", "三四", "五"]),
-        ("一二\uff0c三", 4, ["一", "二\uff0c", "三"]),
-        ("一\uff08二\uff09", 6, ["一", "\uff08二\uff09"]),
-        ("用 op 合并", 7, ["用 op", "合并"]),
-        ("torch.distributed.all_reduce", 18, ["torch.distributed.", "all_reduce"]),
-        ("abcdefgh", 3, ["abc", "def", "gh"]),
-        ("", 5, [""]),
-    ],
-)
-def test_wrapping(text, size, lines):
-    assert table.wrap(text, size) == lines

@@ -1,4 +1,4 @@
-"""`unisono doctor --network`: on one host, on two with slow cables, with misleading names."""
+"""`unisono doctor --network`: on one host, on two with slow links, with misleading names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unisono.errors import UnisonoError
 from unisono.tools.doctor import network
 
 DOCTOR = [sys.executable, "-m", "unisono", "doctor", "--network"]
-RATE, DELAY = 200e6, 0.002  # bits per second, and seconds through one cable
+RATE, DELAY = 200e6, 0.002  # bits per second, and seconds through one link
 
 need_hosts = pytest.mark.skipif(hosts.why_not() is not None, reason=str(hosts.why_not()))
 need_slow_hosts = pytest.mark.skipif(
@@ -38,18 +38,18 @@ def several_hosts_engine() -> dict[str, str]:
     return {} if reason is None else {"UNISONO_ENGINE": "torch:gloo"}
 
 
-def ended(job: Sequence[Program], codes: Sequence[int]) -> None:
+def check_exit_codes(job: Sequence[Program], codes: Sequence[int]) -> None:
     found = [program.wait(60) for program in job]
-    said = "\n".join(program.out + program.err for program in job)
-    assert found == list(codes), said
+    output = "\n".join(program.out + program.err for program in job)
+    assert found == list(codes), output
 
 
 # ---- one host ------------------------------------------------------------------------------------
 
 
-def on_one_host(*words: str) -> subprocess.CompletedProcess[str]:
+def on_one_host(*arguments: str) -> subprocess.CompletedProcess[str]:
     run = [sys.executable, "-m", "unisono", "run", "-n", "2", "-m", "unisono", "doctor"]
-    return subprocess.run([*run, *words], capture_output=True, text=True, timeout=60)
+    return subprocess.run([*run, *arguments], capture_output=True, text=True, timeout=60)
 
 
 def test_one_host() -> None:
@@ -81,10 +81,10 @@ def test_without_a_job() -> None:
 
 
 @need_slow_hosts
-def test_two_hosts_with_slow_cables() -> None:
+def test_two_hosts_with_slow_links() -> None:
     with Hosts(2, rate=f"{RATE:.0f}bit", delay=DELAY) as rig:
         job = rig.ranks((0, 0, 1, 1), [*DOCTOR, "--json"], several_hosts_engine())
-        ended(job, [0] * 4)
+        check_exit_codes(job, [0] * 4)
         findings = json.loads(job[0].out)
         assert [program.out for program in job[1:]] == [""] * 3
         names, addresses = rig.names, rig.addresses
@@ -95,7 +95,7 @@ def test_two_hosts_with_slow_cables() -> None:
     (pair,) = findings["pairs"]
     assert pair["hosts"] == list(names)
     assert pair["ranks"] == [0, 2]
-    assert 2 * DELAY * 0.95 < pair["latency"] < 1  # two cables, one way
+    assert 2 * DELAY * 0.95 < pair["latency"] < 1  # two links, one way
     assert 0.5 < pair["bandwidth"] * 8 / RATE < 2
     assert findings["warnings"] == []
 
@@ -103,13 +103,13 @@ def test_two_hosts_with_slow_cables() -> None:
 @need_hosts
 def test_three_hosts_as_a_table_by_torchrun() -> None:
     with Hosts(3) as rig:
-        words = ["--no-python", *DOCTOR]
-        job = rig.torchrun(1, words, several_hosts_engine(), static=True)
-        ended(job, [0] * 3)
-        said = job[0].out
+        command = ["--no-python", *DOCTOR]
+        job = rig.torchrun(1, command, several_hosts_engine(), static=True)
+        check_exit_codes(job, [0] * 3)
+        output = job[0].out
         names = rig.names
-    lines = [line.split() for line in said.splitlines()]
-    assert "3 ranks on 3 hosts" in said
+    lines = [line.split() for line in output.splitlines()]
+    assert "3 ranks on 3 hosts" in output
     assert ["from", "to", "latency", "bandwidth"] in lines
     found = [tuple(line[:2]) for line in lines if line[1] in names]
     assert found == [(names[0], names[1]), (names[0], names[2]), (names[1], names[2])]
@@ -119,27 +119,27 @@ def test_three_hosts_as_a_table_by_torchrun() -> None:
 
 
 @need_hosts
-def test_hosts_that_call_themselves_loopback_are_told_so() -> None:
-    """At once, before ranks wait for each other: they may do so for long, or in vain."""
+def test_hosts_that_resolve_their_own_name_to_loopback_are_warned() -> None:
+    """The warning comes before ranks wait for each other, which may take long or never end."""
     with Hosts(2, loopback=True) as rig:
         job = rig.ranks((0, 1), DOCTOR, several_hosts_engine())
         for program, name, address in zip(job, rig.names, rig.addresses, strict=True):
             wait_until(lambda program=program: "\n" in program.err)
             told = program.err.splitlines()[0]
             assert f"warning: host '{name}' resolves its own name to 127.0.1.1" in told
-            assert f"its address in the network, {address}" in told
+            assert f"its network address, {address}" in told
             assert "/etc/hosts" in told
             assert "GLOO_SOCKET_IFNAME" in told
 
 
 @need_hosts
-def test_hosts_that_cannot_meet() -> None:
+def test_hosts_that_cannot_connect() -> None:
     variables = {**several_hosts_engine(), "UNISONO_TIMEOUT": "4"}
     with Hosts(2) as rig:
-        # The first asks for the master at its own address, as everybody does; the second is misled.
-        words = ["sh", "-c", '[ "$RANK" = 0 ] || MASTER_ADDR=localhost; exec "$@"', "sh", *DOCTOR]
-        job = rig.ranks((0, 1), [*words, "--json"], variables)
-        ended(job, [1, 1])
+        # Rank 0 uses the right address of the master; rank 1 gets a wrong one.
+        command = ["sh", "-c", '[ "$RANK" = 0 ] || MASTER_ADDR=localhost; exec "$@"', "sh", *DOCTOR]
+        job = rig.ranks((0, 1), [*command, "--json"], variables)
+        check_exit_codes(job, [1, 1])
         findings = json.loads(job[0].out)
         assert findings["error"]
         assert findings["warnings"] == []
@@ -154,7 +154,7 @@ def several(rank: int = 0) -> Launch:
 
 
 def resolving(monkeypatch: pytest.MonkeyPatch, table: dict[str, str]) -> None:
-    """Let names mean what the table says, and this host be called here."""
+    """Resolve names as the table says, and call this host "here"."""
 
     def getaddrinfo(name: str, port: object) -> list[tuple]:
         if name not in table:
@@ -167,7 +167,7 @@ def resolving(monkeypatch: pytest.MonkeyPatch, table: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "word"),
+    ("table", "text"),
     [
         ({"here": "10.0.0.1"}, None),
         ({"here": "127.0.1.1"}, "to 127.0.1.1, a loopback address"),
@@ -176,17 +176,17 @@ def resolving(monkeypatch: pytest.MonkeyPatch, table: dict[str, str]) -> None:
     ],
 )
 def test_own_names(
-    monkeypatch: pytest.MonkeyPatch, table: dict[str, str], word: str | None
+    monkeypatch: pytest.MonkeyPatch, table: dict[str, str], text: str | None
 ) -> None:
     resolving(monkeypatch, table)
     found = network.suspicious_names(several())
-    assert len(found) == (word is not None)
-    assert (word or "") in "".join(found)
-    # On one host a loopback address serves as well as any.
+    assert len(found) == (text is not None)
+    assert (text or "") in "".join(found)
+    # On one host a loopback address works.
     assert network.suspicious_names(Launch(0, 2, 0, 2, "job", "test")) == []
 
 
-def test_the_masters_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_of_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
     resolving(monkeypatch, {"here": "10.0.0.1", "localhost": "127.0.0.1", "there": "10.0.0.2"})
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     assert network.suspicious_names(several(0)) == []

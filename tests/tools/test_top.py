@@ -1,4 +1,4 @@
-"""`unisono top` looks at real jobs: slow ones, stopped ones, killed ones, several at once."""
+"""`unisono top` shows real jobs: slow, stopped and killed ranks, and several jobs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ pytestmark = pytest.mark.alone
 
 UNISONO = [sys.executable, "-c", "import sys; from unisono.cli import main; sys.exit(main())"]
 
-#: So wide that no line has to be broken.
+#: Wide enough that no line is wrapped.
 WIDE = {**os.environ, "COLUMNS": "160", "LINES": "30"}
 
-#: Ranks that wait for each other's word, then reduce, and say what came out.
+#: Ranks that join, wait for a signal from the test, reduce, and report the outcome.
 TURNS = """
 world = groups.init("shm", 600)
 reduce(world, 5)
@@ -42,9 +42,9 @@ hear()
 """
 
 
-def call(*words: str) -> subprocess.CompletedProcess[str]:
+def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*UNISONO, "top", *words],
+        [*UNISONO, "top", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
@@ -64,7 +64,7 @@ def joined(ranks: Ranks, n: int) -> None:
 
 
 def when_found(ranks: Ranks, text: str) -> dict[str, Any]:
-    """What top says once it has found something: waits count only after a while."""
+    """Ask top until it reports `text`: waits are reported only after a while."""
     told: dict[str, Any] = {}
 
     def found() -> bool:
@@ -82,16 +82,16 @@ def test_slow_rank() -> None:
             ranks[rank].tell()
         told = when_found(ranks, "rank 1 keeps 2 ranks waiting: it is running; ")
         assert (told["job"], told["size"]) == (ranks.job.name, 3)
-        for rank, seat in enumerate(told["ranks"]):
-            assert seat["pid"] == ranks[rank].pid
-            assert seat["state"] == ("running" if rank == 1 else "waiting")
-            assert seat["waits_for"] == ([] if rank == 1 else [1])
-            call_ = seat["call"]
+        for rank, status in enumerate(told["ranks"]):
+            assert status["pid"] == ranks[rank].pid
+            assert status["state"] == ("running" if rank == 1 else "waiting")
+            assert status["waits_for"] == ([] if rank == 1 else [1])
+            call_ = status["call"]
             assert (call_["verb"], call_["dtype"], call_["op"]) == ("all_reduce", "float64", "sum")
             assert call_["count"] == (5 if rank == 1 else 7)
             assert call_["place"].rpartition(":")[0].endswith("rank_side.py")
             assert call_["state"] == ("done" if rank == 1 else "running")
-            assert 0 < seat["seconds"] < DEADLINE
+            assert 0 < status["seconds"] < DEADLINE
         ranks[1].tell()
         for rank in range(3):
             assert ranks[rank].read()["kind"] is None
@@ -105,7 +105,7 @@ def test_stopped_rank_and_the_job_is_not_disturbed() -> None:
         for rank in range(3):
             ranks[rank].tell()
         told = when_found(ranks, "rank 2 keeps 2 ranks waiting: it is stopped; all_reduce")
-        assert [seat["state"] for seat in told["ranks"]] == ["waiting", "waiting", "stopped"]
+        assert [status["state"] for status in told["ranks"]] == ["waiting", "waiting", "stopped"]
         text = call(ranks.job.name, "--once").stdout
         assert re.search(rf"\n0 +{ranks[0].pid} +waiting +all_reduce float64 x 7 sum +world", text)
         assert re.search(rf"\n2 +{ranks[2].pid} +stopped .* ago\n", text)
@@ -133,10 +133,10 @@ def test_it_follows_a_job_to_its_end() -> None:
 
 
 @contextlib.contextmanager
-def follow(*words: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A top that runs beside the test, and not longer."""
+def follow(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run `unisono top` beside the test, and end it with the test."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-    with subprocess.Popen([*UNISONO, "top", *words], env=WIDE, **options) as top:
+    with subprocess.Popen([*UNISONO, "top", *arguments], env=WIDE, **options) as top:
         try:
             yield top
         finally:
@@ -173,7 +173,7 @@ def test_a_terminal() -> None:
         options = {"stdin": slave, "stdout": slave, "stderr": slave, "start_new_session": True}
         with follow(ranks.job.name, "--interval", "0.05", **options) as top:
             seen = read_until(master, b"\x1b[J", 3)
-            # One frame takes the place of the other: up by as many lines as there were.
+            # Each frame replaces the one before: up by as many lines as that had.
             frame = seen.split(b"\x1b[4A\x1b[J")[1]
             assert frame.count(b"\r\n") == 4 and frame.startswith(b"job ")
             top.send_signal(signal.SIGINT)
@@ -217,14 +217,14 @@ def test_several_jobs() -> None:
 
 
 def test_no_such_job() -> None:
-    # Memory of that name that is no job, and a job that is not asked for.
+    # Memory with the right name that is not a job, and a job that was not asked for.
     fake = os.memfd_create("unisono")
     os.write(fake, b"x" * 100_000)
     with Ranks(1, TURNS) as ranks:
         joined(ranks, 1)
         done = call("no-such-job", "--once")
         assert (done.returncode, done.stdout) == (1, "")
-        assert "no job of this user runs here that 'no-such-job' could mean" in done.stderr
+        assert "no job of this user runs here with the name or pid 'no-such-job'" in done.stderr
         done = call("no-such-job", "--json")
         assert (done.returncode, json.loads(done.stdout)) == (1, {"jobs": []})
     os.close(fake)
@@ -244,7 +244,7 @@ def test_ranks_that_wait_for_each_other() -> None:
     with Ranks(3, MESSAGES) as ranks:
         joined(ranks, 3)
         told = when_found(ranks, "ranks 0, 1 wait for each other")
-        assert [seat["waits_for"] for seat in told["ranks"]] == [[1], [0], []]
+        assert [status["waits_for"] for status in told["ranks"]] == [[1], [0], []]
         assert told["ranks"][2]["call"] is None and told["ranks"][2]["seconds"] is None
 
 

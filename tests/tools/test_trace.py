@@ -1,4 +1,4 @@
-"""`unisono trace`: traces of real jobs, what it says about them, and files that are no traces."""
+"""`unisono trace`: traces of real jobs, what it says about them, and files that are not traces."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.helpers.jobs import Ranks, state_of
 from tests.helpers.processes import DEADLINE, wait_until
 from unisono.core.trace import Rank, Record
 from unisono.tools.trace.file import read
-from unisono.tools.trace.lateness import latest, meetings, tardy
+from unisono.tools.trace.lateness import instances, latest, totals
 
 UNISONO = [sys.executable, "-c", "import sys; from unisono.cli import main; sys.exit(main())"]
 
 
-def call(*words: str | Path) -> subprocess.CompletedProcess[str]:
+def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*UNISONO, "trace", *words],
+        [*UNISONO, "trace", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
@@ -43,7 +43,7 @@ def findings(path: Path) -> dict[str, Any]:
 
 
 def script(folder: Path, text: str) -> str:
-    """The body of a rank that runs `text` as a file of its own, so that its lines have a place."""
+    """The body of a rank that runs `text` as a file, so that call sites are lines of it."""
     path = folder / "train.py"
     path.write_text(f"from tests.helpers.rank_side import *\n{text}")
     return f"import runpy\nrunpy.run_path({str(path)!r})"
@@ -106,7 +106,7 @@ def test_slow_rank_and_lost_rank(slow: Path, tmp_path: Path) -> None:
     # Rank 1 sleeps five times for 0.4 s before the barrier; nobody else does.
     assert told["late_by_rank"][0]["rank"] == 1
     assert told["late_by_rank"][0]["late"] > 1.2e9
-    assert told["late_by_line"][0]["place"].endswith(line_of(tmp_path, "# late"))
+    assert told["late_by_line"][0]["call_site"].endswith(line_of(tmp_path, "# late"))
     assert {(one["verb"], one["last"]) for one in told["latest"]} == {("barrier", 1)}
     assert len(told["latest"]) == 5
     assert told["disagreements"] == []
@@ -227,20 +227,21 @@ def test_records_that_are_gone_are_not_missing_ranks() -> None:
     # This one has made so many calls that its first is not kept, and has not come to the third.
     busy = Rank(1, 2, "running", [record(2, 210), record(9, 220, 1, group=4)])
     silent = Rank(2, 3, "running", [])
-    found = {meeting.number: meeting for meeting in meetings([early, busy]) if not meeting.group}
+    found = {one.number: one for one in instances([early, busy]) if not one.group}
     assert [found[number].missing for number in (1, 2, 3)] == [(), (), (1,)]
     assert [found[number].complete for number in (1, 2, 3)] == [False, True, False]
-    assert meetings([early, busy, silent])[0].missing == (2,)
+    assert instances([early, busy, silent])[0].missing == (2,)
 
 
 def test_lateness_counts_from_the_median() -> None:
     ranks = [Rank(n, n, "running", [record(1, when)]) for n, when in enumerate((10, 70, 20, 30))]
-    (meeting,) = meetings(ranks)
-    assert (meeting.last, meeting.late, meeting.arrived - meeting.first) == (1, 50, 60)
-    by_rank, by_place = tardy([meeting])
+    (instance,) = instances(ranks)
+    assert (instance.last_rank, instance.late) == (1, 50)
+    assert instance.last_arrival - instance.first_arrival == 60
+    by_rank, by_line = totals([instance])
     assert [(rank, one.calls, one.late) for rank, one in by_rank.items()] == [(1, 1, 50)]
-    assert [(place, one.worst) for place, one in by_place.items()] == [("a.py:1", 50)]
-    assert latest([meeting]) == [meeting]
+    assert [(line, one.worst) for line, one in by_line.items()] == [("a.py:1", 50)]
+    assert latest([instance]) == [instance]
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -266,12 +267,12 @@ def trace_data() -> dict[str, Any]:
 
 def changed(*path: Any, value: Any) -> str:
     data = json.loads(json.dumps(trace_data()))
-    spot = data
+    parent = data
     for step in path[:-1]:
-        spot = spot[step]
+        parent = parent[step]
     last = path[-1]
-    is_field = isinstance(spot, list) and last in data["fields"]
-    spot[data["fields"].index(last) if is_field else last] = value
+    is_field = isinstance(parent, list) and last in data["fields"]
+    parent[data["fields"].index(last) if is_field else last] = value
     return json.dumps(data)
 
 
@@ -283,29 +284,29 @@ def test_a_trace_without_a_fault(tmp_path: Path) -> None:
 
 CALL = ("ranks", 1, "calls", 0)
 WRONG = {
-    "empty": ("", "is not a trace, or only a part of one"),
-    "truncated": (json.dumps(trace_data())[:-40], "is not a trace, or only a part of one"),
-    "binary": ("\x00\x01\x7fELF", "is not a trace, or only a part of one"),
-    "deep": ("[" * 100_000, "is not a trace, or only a part of one"),
+    "empty": ("", "is not a trace, or only part of one"),
+    "truncated": (json.dumps(trace_data())[:-40], "is not a trace, or only part of one"),
+    "binary": ("\x00\x01\x7fELF", "is not a trace, or only part of one"),
+    "deep": ("[" * 100_000, "is not a trace, or only part of one"),
     "foreign": ('{"traceEvents": []}', "not a trace of unisono"),
     "list": ("[1, 2]", "not a trace of unisono"),
     "later": (changed("version", value=2), "a trace of version 2"),
     "no ranks": (changed("ranks", value=[]), "it has 0 ranks, and its size is 2"),
     "swapped": (changed("ranks", 1, "rank", value=0), "there is no rank 1"),
-    "short": (changed(*CALL, value=[1]), "call 0 of rank 1 is no list of 13 fields"),
+    "short": (changed(*CALL, value=[1]), "call 0 of rank 1 is not a list of 13 fields"),
     "other fields": (changed("fields", value=["a"]), "the fields of its calls are not sequence"),
-    "no calls": (changed("ranks", 0, "calls", value={}), "'calls' of rank 0 is no list"),
-    "text": (changed(*CALL, "began", value="1"), "'began' of call 0 of rank 1 is no whole number"),
+    "no calls": (changed("ranks", 0, "calls", value={}), "'calls' of rank 0 is not a list"),
+    "text": (changed(*CALL, "began", value="1"), "'began' of call 0 of rank 1 is not a whole"),
     "float": (changed(*CALL, "count", value=1e300), "'count' of call 0 of rank 1"),
-    "huge": (changed("clock", value=10**400), "is not a trace, or only a part|'clock' of the file"),
-    "true": (changed("by", value=True), "'by' of the file is no whole number"),
-    "verb": (changed(*CALL, "verb", value=None), "'verb' of call 0 of rank 1 is no text"),
+    "huge": (changed("clock", value=10**400), "is not a trace, or only part|'clock' of the file"),
+    "true": (changed("by", value=True), "'by' of the file is not a whole number"),
+    "verb": (changed(*CALL, "verb", value=None), "'verb' of call 0 of rank 1 is not text"),
     "backwards": (changed(*CALL, "ended", value=5), "call 0 of rank 1 ends before it begins"),
 }
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_files_that_are_no_traces(kind: str, tmp_path: Path) -> None:
+def test_files_that_are_not_traces(kind: str, tmp_path: Path) -> None:
     content, text = WRONG[kind]
     path = tmp_path / "trace.json"
     path.write_text(content)
@@ -323,15 +324,15 @@ def test_no_file_at_all(tmp_path: Path) -> None:
     assert call().returncode == 2
 
 
-def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(trace_data()))
     (tmp_path / "folder").mkdir()
     for option in ("--html", "--chrome"):
-        for place in (tmp_path / "none" / "out", tmp_path / "folder"):
-            done = call(path, option, place)
+        for target in (tmp_path / "none" / "out", tmp_path / "folder"):
+            done = call(path, option, target)
             assert (done.returncode, done.stdout) == (2, "")
-            assert f"unisono: cannot write '{place}': " in done.stderr
+            assert f"unisono: cannot write '{target}': " in done.stderr
     assert "must be different files" in call(path, "--html", path).stderr
     assert json.loads(path.read_text()) == trace_data()
     assert not [one for one in tmp_path.iterdir() if one.name.startswith(".")], "no drafts are left"
@@ -361,7 +362,7 @@ class Tags(html.parser.HTMLParser):
 
 
 def evil(folder: Path, text: str) -> Path:
-    """A trace whose texts all try to be something else."""
+    """A trace in which every text tries to become markup."""
     data = trace_data()
     data["job"] = data["reason"] = data["written"] = text
     for rank in data["ranks"]:
@@ -394,7 +395,7 @@ def test_the_page_needs_nothing_else(slow: Path) -> None:
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no browser here")
 def test_the_page_in_a_browser(slow: Path, tmp_path: Path) -> None:
     call(slow)
-    # A browser shows half a character, but cannot print the page with it.
+    # A browser shows an unpaired surrogate, but cannot print the page with it.
     call(evil(tmp_path, EVIL[:-1]))
     for page, words in (
         (slow.with_suffix(".html"), ["<td>barrier</td>", "<td>rank 1</td>", "all_reduce"]),

@@ -1,7 +1,7 @@
 """The mapping table: how each call of one dialect corresponds to the other, as checked data.
 
-One file for each collective, and `groups.toml` for start-up, ranks and groups. The dataclasses
-of `schema.py` are the schema: a key that is no field, a field without a key, a word that is not in
+There is one file for each collective, and `groups.toml` for start-up, ranks and groups. The
+dataclasses of `schema.py` are the schema: an unknown key, a missing key, a value that is not in
 `vocabulary.toml` and a text without its translation are all refused.
 """
 
@@ -19,7 +19,6 @@ from typing import Any
 from unisono.mapping.schema import (
     LANGUAGES,
     Argument,
-    Call,
     Difference,
     Entry,
     Fault,
@@ -31,12 +30,12 @@ from unisono.mapping.schema import (
     Parameter,
     Result,
     Text,
+    UpstreamCall,
     arguments,
 )
 
 __all__ = [
     "Argument",
-    "Call",
     "Difference",
     "Entry",
     "Fault",
@@ -49,6 +48,7 @@ __all__ = [
     "Parameter",
     "Result",
     "Text",
+    "UpstreamCall",
     "calls",
     "check_references",
     "differences",
@@ -63,13 +63,13 @@ __all__ = [
 
 @functools.cache
 def vocabulary() -> Mapping[str, Mapping[str, Any]]:
-    """Read the closed word lists."""
+    """Read the closed lists of keys."""
     return types.MappingProxyType(_read("vocabulary.toml"))
 
 
 @functools.cache
 def load() -> Mapping[str, Entry]:
-    """Read and check the whole table: file name without its ending, to entry."""
+    """Read and check the whole table: entries by file name without suffix."""
     files = sorted(
         item.name for item in resources.files(__name__).iterdir() if item.name.endswith(".toml")
     )
@@ -87,10 +87,10 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def parse(name: str, data: Mapping[str, Any]) -> Entry:
-    """Turn one file into an entry, or raise MappingError that says where it is wrong."""
+    """Turn one file into an entry, or raise a MappingError that says where it is wrong."""
     entry: Entry = _build(Entry, data, name)
     if entry.name != name:
-        raise MappingError(f"{name}: the entry calls itself {entry.name!r}")
+        raise MappingError(f"{name}: the entry has the name {entry.name!r}")
     _check_entry(entry)
     return entry
 
@@ -110,15 +110,15 @@ def _build(kind: Any, data: object, where: str) -> Any:
                 raise MappingError(f"{where}: {key!r} is missing")
             continue
         value = _convert(hints[field.name], data[key], f"{where}.{key}")
-        if "words" in field.metadata:
-            _check_words(field.metadata["words"], value, f"{where}.{key}")
+        if "keys" in field.metadata:
+            _check_keys(field.metadata["keys"], value, f"{where}.{key}")
         values[field.name] = value
     return kind(**values)
 
 
 def _convert(hint: Any, value: object, where: str) -> Any:
     choices = [choice for choice in typing.get_args(hint) if choice is not type(None)]
-    if isinstance(hint, types.UnionType):  # every union here is "X or nothing"
+    if isinstance(hint, types.UnionType):  # every union here is "X or None"
         return _convert(choices[0], value, where)
     if typing.get_origin(hint) is tuple:
         if not isinstance(value, list):
@@ -135,18 +135,18 @@ def _convert(hint: Any, value: object, where: str) -> Any:
     return value
 
 
-def _check_words(list_name: str, value: Any, where: str) -> None:
-    for word in (value,) if isinstance(value, str) else value:
-        if word not in vocabulary()[list_name]:
+def _check_keys(list_name: str, value: Any, where: str) -> None:
+    for key in (value,) if isinstance(value, str) else value:
+        if key not in vocabulary()[list_name]:
             known = ", ".join(vocabulary()[list_name])
-            raise MappingError(f"{where}: {word!r} is no {list_name}; known: {known}")
+            raise MappingError(f"{where}: {key!r} is not in the list {list_name!r}; it has {known}")
 
 
-# ---- what fields alone cannot say ----------------------------------------------------------------
+# ---- checks across fields ------------------------------------------------------------------------
 
 
 def _texts(value: object, where: str) -> Iterator[tuple[str, Text]]:
-    """Every text below a value, with its place."""
+    """Yield every text inside a value, with its path."""
     if isinstance(value, Text):
         yield where, value
     elif isinstance(value, tuple):
@@ -158,7 +158,7 @@ def _texts(value: object, where: str) -> Iterator[tuple[str, Text]]:
 
 
 def _is_chinese(text: str) -> bool:
-    return any("\u4e00" <= letter <= "\u9fff" for letter in text)
+    return any("\u4e00" <= character <= "\u9fff" for character in text)
 
 
 def _check_entry(entry: Entry) -> None:
@@ -169,7 +169,7 @@ def _check_entry(entry: Entry) -> None:
             raise MappingError(f"{where}.zh: this is not Chinese")
     known = {call.path: call for call in entry.calls}
     if len(known) != len(entry.calls):
-        raise MappingError(f"{entry.name}: a call stands there twice")
+        raise MappingError(f"{entry.name}: a call is listed twice")
     for call in entry.calls:
         _check_call(call, f"{entry.name}: {call.path}")
     for pair in entry.pairs:
@@ -180,11 +180,13 @@ def _check_entry(entry: Entry) -> None:
                     raise MappingError(f"{entry.name}: {pair.name} has no call in {dialect}")
                 continue
             if path not in known or known[path].dialect != dialect:
-                raise MappingError(f"{entry.name}: {pair.name}: {path!r} is no {dialect} call here")
+                raise MappingError(
+                    f"{entry.name}: {pair.name}: {path!r} is not a {dialect} call of this file"
+                )
             _check_parameters(pair, dialect, known[path], f"{entry.name}: {pair.name}")
     names = [pair.name for pair in entry.pairs]
     if len(set(names)) != len(names):
-        raise MappingError(f"{entry.name}: a pair stands there twice")
+        raise MappingError(f"{entry.name}: a pair is listed twice")
     items: list[Difference | Fault] = [*entry.differences, *entry.faults]
     for item in items:
         if not item.id.startswith(f"{entry.name}."):
@@ -193,7 +195,7 @@ def _check_entry(entry: Entry) -> None:
             raise MappingError(f"{item.id}: unknown pair {sorted(unknown)[0]!r}")
 
 
-def _check_call(call: Call, where: str) -> None:
+def _check_call(call: UpstreamCall, where: str) -> None:
     if call.dialect not in vocabulary()["versions"]:
         raise MappingError(f"{where}: a path begins with torch or mindspore")
     for version in filter(None, (call.since, call.deprecated)):
@@ -208,8 +210,8 @@ def _check_call(call: Call, where: str) -> None:
         arguments(call.arguments)
 
 
-def _check_parameters(pair: Pair, dialect: str, call: Call, where: str) -> None:
-    """Every parameter of a signature has its row, once."""
+def _check_parameters(pair: Pair, dialect: str, call: UpstreamCall, where: str) -> None:
+    """Check that every parameter of a signature has exactly one row."""
     rows = [name for row in pair.parameters if (name := getattr(row, dialect)) is not None]
     expected = [argument.name for argument in call.parameters]
     if sorted(rows) != sorted(expected):
@@ -220,14 +222,14 @@ def _check_parameters(pair: Pair, dialect: str, call: Call, where: str) -> None:
 
 
 def check_references(entries: Mapping[str, Entry]) -> None:
-    """Check what spans files: ids are unique, and what is referred to exists."""
+    """Check references between files: ids are unique, and every reference exists."""
     ids = [item.id for entry in entries.values() for item in entry.differences]
     ids += [item.id for entry in entries.values() for item in entry.faults]
     paths = [call.path for entry in entries.values() for call in entry.calls]
     paths += [name.path for entry in entries.values() for name in entry.names]
     for what, names in (("id", ids), ("call", paths)):
         if twice := {name for name in names if names.count(name) > 1}:
-            raise MappingError(f"{what} {sorted(twice)[0]!r} stands there twice")
+            raise MappingError(f"{what} {sorted(twice)[0]!r} is listed twice")
     for entry in entries.values():
         rows: list[Name | Parameter | Result] = [*entry.names]
         rows += [row for pair in entry.pairs for row in pair.parameters]
@@ -242,10 +244,10 @@ def check_references(entries: Mapping[str, Entry]) -> None:
                 raise MappingError(f"{entry.name}: there is no call {path!r}")
 
 
-# ---- asking --------------------------------------------------------------------------------------
+# ---- queries -------------------------------------------------------------------------------------
 
 
-def calls() -> dict[str, Call]:
+def calls() -> dict[str, UpstreamCall]:
     """Return every call of the table by its path."""
     return {call.path: call for entry in load().values() for call in entry.calls}
 

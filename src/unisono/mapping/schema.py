@@ -1,4 +1,4 @@
-"""The schema of the mapping table: a field for each key that a file may have."""
+"""The schema of the mapping table: a dataclass field for each key that a file may have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from unisono.errors import UnisonoError
 
 __all__ = [
     "Argument",
-    "Call",
     "Difference",
     "Entry",
     "Fault",
@@ -24,6 +23,7 @@ __all__ = [
     "Parameter",
     "Result",
     "Text",
+    "UpstreamCall",
     "arguments",
 ]
 
@@ -34,16 +34,16 @@ class MappingError(UnisonoError):
     """A file of the mapping table breaks the schema."""
 
 
-def _key(name: str) -> Any:
+def _array(name: str) -> Any:
     return dataclasses.field(default=(), metadata={"key": name})
 
 
-def _word(list_name: str, **default: Any) -> Any:
-    return dataclasses.field(**default, metadata={"words": list_name})
+def _one_of(list_name: str, **default: Any) -> Any:
+    return dataclasses.field(**default, metadata={"keys": list_name})
 
 
-def _words(list_name: str) -> Any:
-    return dataclasses.field(default=(), metadata={"words": list_name})
+def _some_of(list_name: str) -> Any:
+    return dataclasses.field(default=(), metadata={"keys": list_name})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Text:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Argument:
-    """One parameter of a signature; `default` is its source text, None where there is none."""
+    """One parameter of a signature; `default` is its source text, or None without a default."""
 
     name: str
     default: str | None
@@ -64,15 +64,15 @@ class Argument:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Call:
-    """One upstream name: `path` is where a program imports it from.
+class UpstreamCall:
+    """One function or class of an upstream framework; `path` is what a program imports.
 
-    `arguments` is what a primitive takes when it is called after it was built.
+    `arguments` are those of a primitive's call, after it was built with `signature`.
     """
 
     path: str
     signature: str
-    style: str = _word("style")
+    style: str = _one_of("style")
     arguments: str | None = None
     since: str | None = None
     deprecated: str | None = None
@@ -90,18 +90,18 @@ class Call:
 
     @property
     def parameters(self) -> tuple[Argument, ...]:
-        """Return the signature, taken apart."""
+        """Return the parameters of the signature."""
         return arguments(self.signature)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """One row: a parameter there and here, or in one dialect only."""
+    """One row: a parameter in both dialects, or in only one."""
 
-    role: str = _word("role")
+    role: str = _one_of("role")
     torch: str | None = None
     mindspore: str | None = None
-    changes: tuple[str, ...] = _words("change")
+    changes: tuple[str, ...] = _some_of("change")
     difference: str | None = None
 
 
@@ -113,19 +113,19 @@ class Outcome:
     N for the size of the group and S, or (d0, ...), for the shape of the input.
     """
 
-    returns: str = _word("returns")
+    returns: str = _one_of("returns")
     data: str | None = None
     shape: str | None = None
-    value: str | None = _word("value", default=None)
+    value: str | None = _one_of("value", default=None)
     error: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """The outcome in both dialects, for one kind of rank and one way to call."""
+    """The outcome in both dialects, for one kind of rank and one mode of the call."""
 
-    mode: str = _word("mode")
-    rank: str = _word("rank")
+    mode: str = _one_of("mode")
+    rank: str = _one_of("rank")
     torch: Outcome
     mindspore: Outcome
     difference: str | None = None
@@ -133,7 +133,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Two calls that do the same; None where a dialect has nothing for it."""
+    """Two calls that do the same; None where a dialect has no such call."""
 
     name: str
     torch: str | None = None
@@ -147,7 +147,7 @@ class Difference:
     """One way in which the dialects, or unisono and upstream, differ, and why."""
 
     id: str
-    kind: str = _word("kind")
+    kind: str = _one_of("kind")
     text: Text
     reason: Text
     pairs: tuple[str, ...] = ()
@@ -157,20 +157,20 @@ class Difference:
 class Fault:
     """A point where an official page and the software disagree.
 
-    `unisono` is the side that is taken here; `number` counts the faults of the mapping pages.
+    `unisono` is the side that unisono follows; `number` counts the faults of the official pages.
     """
 
     id: str
     page: Text
     software: Text
-    unisono: str = _word("side")
+    unisono: str = _one_of("side")
     number: int | None = None
     pairs: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Missing:
-    """An upstream name that the faces do not have, and the nearest that they have."""
+    """An upstream name that the faces do not have, and the nearest one that they have."""
 
     path: str
     reason: Text
@@ -191,21 +191,26 @@ class Entry:
 
     name: str
     title: Text
-    calls: tuple[Call, ...]
+    calls: tuple[UpstreamCall, ...]
     names: tuple[Name, ...] = ()
-    pairs: tuple[Pair, ...] = _key("pair")
+    pairs: tuple[Pair, ...] = _array("pair")
     pages: tuple[str, ...] = ()
-    differences: tuple[Difference, ...] = _key("difference")
-    faults: tuple[Fault, ...] = _key("fault")
-    missing: tuple[Missing, ...] = _key("missing")
+    differences: tuple[Difference, ...] = _array("difference")
+    faults: tuple[Fault, ...] = _array("fault")
+    missing: tuple[Missing, ...] = _array("missing")
 
 
 @functools.cache
 def arguments(signature: str) -> tuple[Argument, ...]:
+    """Parse a signature.
+
+    >>> [argument.name for argument in arguments("(tensor, op='sum')")]
+    ['tensor', 'op']
+    """
     try:
         function = ast.parse(f"def f{signature}: ...").body[0]
     except SyntaxError:
-        raise MappingError(f"{signature!r} is no signature") from None
+        raise MappingError(f"{signature!r} is not a signature") from None
     assert isinstance(function, ast.FunctionDef)
     given = function.args
     plain = [*given.posonlyargs, *given.args]

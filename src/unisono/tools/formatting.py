@@ -1,44 +1,42 @@
-"""Calls, times and ranks in few words, for `unisono trace` and `unisono top`."""
+"""Times, sizes, counts and ranks as short text, the same in every command."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from unisono.core.trace import Record
+__all__ = [
+    "NANOSECOND",
+    "bandwidth",
+    "byte_size",
+    "duration",
+    "plain",
+    "plural",
+    "rank_list",
+    "ratio",
+]
 
-__all__ = ["current", "describe", "duration", "listed", "plain", "spot"]
+#: In seconds, because traces count in nanoseconds and `duration` takes seconds.
+NANOSECOND = 1e-9
 
 
 def plain(text: str) -> str:
-    r"""Take everything out of a text that a terminal could obey.
+    r"""Replace everything in a text that could control a terminal.
 
     >>> plain("train\x1b[2J.py")
     'train?[2J.py'
     """
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def spot(place: str | None) -> str:
-    """Name a line of source so that it fits a table: of a long path, the file and its folder.
+def duration(seconds: float) -> str:
+    """Write a time in the unit that suits it.
 
-    >>> spot("train.py:88"), spot("/home/somebody/projects/language/models/train.py:88")
-    ('train.py:88', '.../models/train.py:88')
-    """
-    text = plain(place or "")
-    parts = text.split("/")
-    return text if len(text) <= 32 or len(parts) < 3 else "/".join(["...", *parts[-2:]])
-
-
-def duration(nanoseconds: float) -> str:
-    """Say a time with the unit that suits it.
-
-    >>> [duration(time) for time in (720, 41_300, 999_900, 9_870_000, 3.21e9, 754e9, 8e12)]
+    >>> [duration(time) for time in (7.2e-7, 4.13e-5, 0.0009999, 0.00987, 3.21, 754, 8000)]
     ['720 ns', '41.3 µs', '1 ms', '9.87 ms', '3.21 s', '12:34 min', '2:13 h']
     """
-    for limit, divisor, unit in ((1e3, 1, "ns"), (1e6, 1e3, "µs"), (1e9, 1e6, "ms")):
-        if nanoseconds < limit * 0.9995:  # what would be rounded to 1000 has the next unit
-            return f"{nanoseconds / divisor:.3g} {unit}"
-    seconds = nanoseconds / 1e9
+    for limit, factor, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "µs"), (1, 1e3, "ms")):
+        if seconds < limit * 0.9995:  # what would be rounded to 1000 gets the next unit
+            return f"{seconds * factor:.3g} {unit}"
     if seconds < 100:
         return f"{seconds:.3g} s"
     whole = round(seconds)
@@ -47,10 +45,59 @@ def duration(nanoseconds: float) -> str:
     return f"{whole // 3600}:{whole % 3600 // 60:02} h"
 
 
-def listed(ranks: Iterable[int]) -> str:
-    """Name ranks, many of them as ranges.
+def byte_size(size: int | None) -> str:
+    """Write a number of bytes in the unit that suits it.
 
-    >>> listed([3, 0, 4, 5, 9, 10])
+    >>> [byte_size(size) for size in (8, 1000, 65536, 3_450_000_000, None)]
+    ['8 B', '1000 B', '64 KiB', '3.21 GiB', 'unknown']
+    """
+    if size is None:
+        return "unknown"
+    value = float(size)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1023.5:
+            return f"{_digits(value)} {unit}"
+        value /= 1024
+    return f"{_digits(value)} GiB"
+
+
+def bandwidth(speed: float) -> str:
+    """Write bytes per second, and bits per second as network hardware is rated.
+
+    >>> bandwidth(112.4e6), bandwidth(2.5e9)
+    ('112 MB/s (0.899 Gbit/s)', '2.5 GB/s (20 Gbit/s)')
+    """
+    value = f"{speed / 1e9:.3g} GB/s" if speed >= 1e9 else f"{speed / 1e6:.3g} MB/s"
+    return f"{value} ({speed * 8 / 1e9:.3g} Gbit/s)"
+
+
+def ratio(value: float) -> str:
+    """Write how many times one number is another.
+
+    >>> ratio(1.25), ratio(189.04), ratio(2400)
+    ('1.25x', '189x', '2400x')
+    """
+    return f"{_digits(value)}x"
+
+
+def _digits(value: float) -> str:
+    """Write three significant digits, and never an exponent."""
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Write a count with its noun.
+
+    >>> plural(1, "host"), plural(3, "host")
+    ('1 host', '3 hosts')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """Write ranks in order, three or more neighbours as a range.
+
+    >>> rank_list([3, 0, 4, 5, 9, 10])
     '0, 3-5, 9, 10'
     """
     runs: list[list[int]] = []
@@ -59,38 +106,8 @@ def listed(ranks: Iterable[int]) -> str:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    words = [
+    texts = [
         f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(str(rank) for rank in run)
         for run in runs
     ]
-    return ", ".join(words)
-
-
-def describe(call: Record) -> str:
-    """Say what a rank calls, as errors do.
-
-    >>> describe(Record(1, 0, 1, "reduce", "float32", 8, "sum", 2, None, None, 0))
-    'reduce float32 x 8 sum root 2'
-    """
-    words = [call.verb]
-    if call.dtype is not None:
-        words.append(call.dtype)
-    if call.count is not None:
-        words.append(f"x {call.count}")
-    if call.op is not None:
-        words.append(call.op)
-    if call.root is not None:
-        words.append(f"root {call.root}")
-    if call.peer is not None:
-        words.append(f"{'to' if call.verb == 'send' else 'from'} {call.peer}")
-    return plain(" ".join(words))
-
-
-def current(calls: Iterable[Record]) -> Record | None:
-    """What a rank is in, the oldest first, for later calls wait behind it; else its last call."""
-    last = None
-    for call in calls:
-        if call.state == "running":
-            return call
-        last = call
-    return last
+    return ", ".join(texts)

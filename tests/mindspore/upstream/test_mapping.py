@@ -33,7 +33,7 @@ def find(path: str) -> object:
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.path)
-def test_real_mindspore_has_the_same_signature(call: mapping.Call) -> None:
+def test_real_mindspore_has_the_same_signature(call: mapping.UpstreamCall) -> None:
     found = find(call.path)
     thing = found.__init__ if inspect.isclass(found) else found
     parameters = list(inspect.signature(thing).parameters.values())

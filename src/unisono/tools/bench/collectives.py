@@ -1,7 +1,7 @@
-"""`unisono bench collectives`: latency by collective, size and engine, beside peers.
+"""`unisono bench collectives`: latency by collective, size and engine, next to other libraries.
 
-Every cell runs the contestants in turn; a round counts with its slowest rank, a cell with the
-median of its rounds. Every result is checked before it is timed.
+For every cell the libraries run in turn. The time of a round is that of its slowest rank, and the
+time of a cell is the median of its rounds. Every result is checked before it is timed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,10 @@ from typing import Any
 
 from unisono.core import registry
 from unisono.errors import ArgumentError
-from unisono.tools.bench.runner import (
-    PEERS,
-    Contestant,
-    calls_for,
-    chosen,
-    contest,
-    in_turn,
-    need_torch,
-    time_name,
-)
+from unisono.tools.bench.arguments import PEERS, need_torch, split_names
+from unisono.tools.bench.runner import LibraryRanks, calls_per_round, in_turn, start_libraries
+from unisono.tools.formatting import byte_size, duration, plural, ratio
+from unisono.tools.table import line
 
 __all__ = ["COLLECTIVES", "main", "measure"]
 
@@ -35,25 +29,29 @@ COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatte
 
 def main(arguments: argparse.Namespace) -> int:
     """Measure, and print the table."""
-    collectives = chosen(arguments.collectives, COLLECTIVES, "collective")
-    peers = chosen(arguments.against, PEERS, "peer")
-    sizes = [_parse_size(word) for word in arguments.sizes.split(",")]
+    collectives = split_names(arguments.collectives, COLLECTIVES, "collective")
+    peers = split_names(arguments.against, PEERS, "peer")
+    sizes = [_parse_size(text) for text in arguments.sizes.split(",")]
     if peers:
         need_torch(f"--against {peers[0]}")
     if arguments.plot is not None:
         _need_matplotlib()
     registry.load(arguments.engine)
     names = [arguments.engine, *peers]
+    header = _header(names)
+    widths = [max(len(name), 10) for name in header]
+    align = ">" * len(header)
     cells = []
-    with contest(names, arguments.n, "unisono.tools.bench.rank") as contestants:
+    with start_libraries(names, arguments.n, "unisono.tools.bench.rank") as libraries:
         for collective in collectives:
             if not arguments.json:
-                print(_header(collective, arguments.n, names))
+                print(f"{collective}, {plural(arguments.n, 'rank')}, float32")
+                print(line(header, widths, align), flush=True)
             for size in sizes:
-                cell = measure(contestants, collective, size, arguments.rounds, arguments.seconds)
+                cell = measure(libraries, collective, size, arguments.rounds, arguments.seconds)
                 cells.append(cell)
                 if not arguments.json:
-                    print(_row(cell, names), flush=True)
+                    print(line(_row(cell, names), widths, align), flush=True)
     if arguments.json:
         print(json.dumps({"ranks": arguments.n, "cores": os.cpu_count(), "cells": cells}, indent=2))
     if arguments.plot is not None:
@@ -62,18 +60,22 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def measure(
-    contestants: Sequence[Contestant], collective: str, size: int, rounds: int, seconds: float
+    libraries: Sequence[LibraryRanks], collective: str, size: int, rounds: int, seconds: float
 ) -> dict[str, Any]:
-    """One cell of the table: the median seconds of a call for each contestant."""
-    orders = {}
-    for contestant in contestants:
-        order = {"collective": collective, "bytes": size, "calls": 1, "check": True}
-        contestant.ask(order)
-        once = contestant.slowest({**order, "calls": 3, "check": False})
-        orders[contestant.name] = {**order, "calls": calls_for(seconds, once), "check": False}
-    times: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
-    for contestant in in_turn(contestants, rounds):
-        times[contestant.name].append(contestant.slowest(orders[contestant.name]))
+    """Measure one cell of the table: the median seconds of a call for each library."""
+    requests = {}
+    for library in libraries:
+        request = {"collective": collective, "bytes": size, "calls": 1, "check": True}
+        library.ask(request)
+        once = library.slowest({**request, "calls": 3, "check": False})
+        requests[library.name] = {
+            **request,
+            "calls": calls_per_round(seconds, once),
+            "check": False,
+        }
+    times: dict[str, list[float]] = {library.name: [] for library in libraries}
+    for library in in_turn(libraries, rounds):
+        times[library.name].append(library.slowest(requests[library.name]))
     return {
         "collective": collective,
         "bytes": size,
@@ -82,36 +84,25 @@ def measure(
     }
 
 
-# ---- words, tables, pictures ---------------------------------------------------------------------
+# ---- sizes, rows, plots --------------------------------------------------------------------------
 
 
-def _parse_size(word: str) -> int:
-    match = re.fullmatch(r"(\d+)([KMG]?)", word.strip().upper())
+def _parse_size(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([KMG]?)", text.strip().upper())
     size: int = int(match[1]) << 10 * " KMG".index(match[2] or " ") if match else 0
     if size < 4:
-        raise ArgumentError(f"{word!r} is not a size of 4 bytes or more; write 8, 64K, 1M")
+        raise ArgumentError(f"{text!r} is not a size of 4 bytes or more; write 8, 64K, 1M")
     return size
 
 
-def _size_name(size: int) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size} {unit}"
-        size //= 1024
-    return f"{size} GiB"
+def _header(names: Sequence[str]) -> list[str]:
+    return ["size", *names, *(f"{name}/{names[0]}" for name in names[1:])]
 
 
-def _header(collective: str, ranks: int, names: Sequence[str]) -> str:
-    columns = [f"{name:>12}" for name in names]
-    columns += [f"{name + '/' + names[0]:>12}" for name in names[1:]]
-    return f"{collective}, {ranks} ranks, float32\n{'size':>8} {' '.join(columns)}"
-
-
-def _row(cell: dict[str, Any], names: Sequence[str]) -> str:
+def _row(cell: dict[str, Any], names: Sequence[str]) -> list[str]:
     seconds = [cell["seconds"][name] for name in names]
-    columns = [f"{time_name(value):>12}" for value in seconds]
-    columns += [f"{f'{value / seconds[0]:.1f}x':>12}" for value in seconds[1:]]
-    return f"{_size_name(cell['bytes']):>8} {' '.join(columns)}"
+    ratios = [ratio(value / seconds[0]) for value in seconds[1:]]
+    return [byte_size(cell["bytes"]), *map(duration, seconds), *ratios]
 
 
 def _need_matplotlib() -> None:
@@ -141,9 +132,9 @@ def _draw(file: Path, cells: Sequence[dict[str, Any]], names: Sequence[str], ran
                 label=name,
             )
         ticks = [cell["bytes"] for cell in own]
-        axis.set_xticks(ticks, [_size_name(size) for size in ticks], rotation=45, ha="right")
+        axis.set_xticks(ticks, [byte_size(size) for size in ticks], rotation=45, ha="right")
         axis.minorticks_off()
-        axis.set(title=f"{collective}, {ranks} ranks", ylabel="microseconds a call")
+        axis.set(title=f"{collective}, {ranks} ranks", ylabel="microseconds per call")
         axis.grid(alpha=0.3)
         axis.legend()
     figure.tight_layout()

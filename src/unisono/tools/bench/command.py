@@ -1,4 +1,4 @@
-"""`unisono bench`: what unisono costs, beside its peers or its own core, measured in one run."""
+"""`unisono bench`: measure unisono next to other libraries, or its faces next to its core."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 from unisono.errors import ArgumentError
 from unisono.tools.bench import collectives, ddp, faces
-from unisono.tools.bench.runner import PEERS
+from unisono.tools.bench.arguments import PEERS
 
 __all__ = ["configure", "main"]
 
 #: What can be measured: the function that does it, and its help.
 _TABLES = {
     "collectives": (collectives.main, "the latency of collectives, by size"),
-    "faces": (faces.main, "what each way to call adds to an 8-byte all_reduce"),
+    "faces": (faces.main, "what each way to call adds to an all_reduce of 8 bytes"),
     "ddp": (ddp.main, "steps of DistributedDataParallel, and the share of communication"),
 }
-#: The options that only some tables have, with their defaults; elsewhere they are refused.
+#: The options that only some tables have, with their defaults; other tables refuse them.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "collectives": {
         "collectives": "all_reduce",
@@ -39,22 +39,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "table", nargs="?", choices=tuple(_TABLES), default="collectives", help=texts
     )
-    parser.add_argument("-n", type=int, default=2, metavar="N", help="ranks (default 2)")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds for each cell (default 7)")
+    parser.add_argument("-n", type=int, default=2, metavar="N", help="number of ranks (default 2)")
     parser.add_argument(
-        "--seconds", type=float, help="about how long a round takes (default 0.1, for ddp 0.5)"
+        "--rounds", type=int, default=7, metavar="R", help="rounds for each cell (default 7)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        metavar="S",
+        help="approximate length of a round (default 0.1, for ddp 0.5)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     for name, metavar, text in (
         ("collectives", "A,B", f"from {', '.join(collectives.COLLECTIVES)}"),
         ("sizes", "S,T", "bytes: 8, 64K, 1M, ..."),
         ("engine", "E", "engine (default shm)"),
-        ("against", "P,Q", f"peers to measure too: {', '.join(PEERS)}"),
-        ("plot", "FILE", "also draw a picture"),
+        ("against", "P,Q", f"libraries to compare with: {', '.join(PEERS)}"),
+        ("plot", "FILE", "also write a plot to FILE"),
         ("parameters", "P,Q", "sizes of models: 0.1M, 1M, ..."),
     ):
         tables = " and ".join(table for table, options in _DEFAULTS.items() if name in options)
-        # No default here: what was not given must not be refused.
+        # No default here, so that `main` can tell which options were given.
         parser.add_argument(
             f"--{name}", default=argparse.SUPPRESS, metavar=metavar, help=f"{tables}: {text}"
         )
@@ -77,5 +82,5 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.rounds < 1:
         raise ArgumentError(f"the number of rounds is {arguments.rounds}; give 1 or more")
     if not 0 < arguments.seconds < float("inf"):
-        raise ArgumentError(f"a round of {arguments.seconds:g} s cannot be; give more than 0")
+        raise ArgumentError(f"--seconds is {arguments.seconds:g}; give a number above 0")
     return _TABLES[table][0](arguments)

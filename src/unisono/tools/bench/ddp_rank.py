@@ -1,8 +1,8 @@
-"""One rank of one backend of `unisono bench ddp`: waits for orders on stdin, trains, answers.
+"""One rank of one backend of `unisono bench ddp`: reads requests on stdin, trains, answers.
 
-An order is a line of JSON: {"parameters", "sync", "steps", "check"}; the answer is the seconds that
-one step took on this rank. Without "sync" DDP leaves the gradients as they are (`no_sync`), so that
-such a step is all of the work and none of the communication.
+A request is a line of JSON: {"parameters", "sync", "steps", "check"}. The answer is the time of one
+step on this rank in seconds. Without "sync" DDP does not exchange gradients (`no_sync`): the step
+does all of the work and none of the communication.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ __all__ = ["BATCH", "main"]
 #: Samples of each rank in a step.
 BATCH = 32
 _LAYERS = 4
-# Small enough that thousands of steps do not train the gradients away: tiny numbers are slow.
+# Small enough that gradients do not vanish in thousands of steps: denormal numbers are slow.
 _RATE = 1e-3
 _CHECKED_STEPS = 3
 
 
 def main(backend: str) -> None:
-    """Join a group of `backend` and serve orders until stdin ends."""
+    """Join a group of `backend` and serve requests until stdin ends."""
     import torch
     import torch.distributed as dist
-    import unisono.torch.backend  # noqa: F401 - torch itself may have been told to load none
+    import unisono.torch.backend  # noqa: F401 - torch may be set not to load backends by itself
 
     torch.set_num_threads(1)
     dist.init_process_group(backend)
     training: _Training | None = None
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
-        order = json.loads(line)
-        if training is None or training.parameters != order["parameters"]:
-            training = _Training(order["parameters"], dist.get_rank(), dist.get_world_size())
-        if order["check"]:
+        request = json.loads(line)
+        if training is None or training.parameters != request["parameters"]:
+            training = _Training(request["parameters"], dist.get_rank(), dist.get_world_size())
+        if request["check"]:
             training.check()
         training.restart()
-        for _ in range(min(3, order["steps"])):
-            training.step(order["sync"])
+        for _ in range(min(3, request["steps"])):
+            training.step(request["sync"])
         began = time.perf_counter()
-        for _ in range(order["steps"]):
-            training.step(order["sync"])
-        print((time.perf_counter() - began) / order["steps"], flush=True)
+        for _ in range(request["steps"]):
+            training.step(request["sync"])
+        print((time.perf_counter() - began) / request["steps"], flush=True)
     del training  # DDP holds the group
     dist.destroy_process_group()
 
 
 class _Training:
-    """A network of about so many parameters under DDP, and the batches of all ranks."""
+    """A network of about `parameters` parameters under DDP, and the batches of all ranks."""
 
     def __init__(self, parameters: int, rank: int, ranks: int) -> None:
         from torch.nn.parallel import DistributedDataParallel
@@ -74,11 +74,11 @@ class _Training:
         self._optimizer = torch.optim.SGD(self._network.parameters(), lr=_RATE)
 
     def restart(self) -> None:
-        """Go back to the first weights: without sync ranks drift apart."""
+        """Restore the first weights, because without sync the ranks diverge."""
         self._network.load_state_dict(self._first.state_dict())
 
     def step(self, sync: bool) -> Any:
-        """Forward, backward with or without an exchange of gradients, and a step downhill."""
+        """Run forward, backward (with or without an exchange of gradients) and the optimizer."""
         self._optimizer.zero_grad()
         with contextlib.nullcontext() if sync else self._model.no_sync():
             loss = self._loss(self._model, self._rank)
@@ -89,7 +89,7 @@ class _Training:
     def check(self) -> None:
         """Compare some steps with those of one process that has all batches.
 
-        A backend that is fast and wrong is not a contestant.
+        The time of a wrong result means nothing.
         """
         import torch
 
@@ -108,7 +108,7 @@ class _Training:
             ):
                 pairs.append((f"the gradient of {name}", found.grad, wanted.grad))
             for what, found, wanted in pairs:
-                # Both round, each in its own order.
+                # The two add in different orders, so they round differently.
                 if not (found - wanted).abs().max() <= 1e-4 * wanted.abs().max():
                     raise SystemExit(f"{what} of step {step} is wrong on rank {self._rank}")
 

@@ -1,12 +1,12 @@
 """`unisono bench faces`: what each way to call adds to the core, in microseconds of a small call.
 
-Every way to call runs in the same ranks of the same world, in rounds of rotating order, so that
-they differ in nothing but the way. A round counts with its slowest rank, a way with its fastest
-round: a face costs a fixed number of instructions, and whatever else the host does only adds to
-them. Every way is checked before it is timed.
+All ways to call run in the same ranks of the same world, in rounds of rotating order, so that they
+differ in nothing else. The time of a round is that of its slowest rank; the time of a way is its
+fastest round: a face costs a fixed number of instructions, and other work on the host only adds to
+them. The result of every way is checked before it is timed.
 
-Real torch, too, is a way, with the backend "unisono". Much of what it adds is torch's own, and no
-backend can avoid that: a backend that does nothing shows how much.
+Real torch with the backend "unisono" is one of the ways. Much of what it adds is torch's own, which
+no backend can avoid: a backend that does nothing shows how much.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from typing import Any
 import numpy as np
 
 from unisono.launch.spawn import spawn
-from unisono.tools.bench.runner import calls_for, in_turn
+from unisono.tools.bench.runner import calls_per_round, in_turn
+from unisono.tools.formatting import plural
+from unisono.tools.table import table, terminal_columns
 
 __all__ = ["WAYS", "main", "rank_times"]
 
-#: Each way to call, with the one that it is compared to: the core, doing the same. One face works
-#: in place and the other makes a new tensor, which takes time in the core too.
+#: Each way to call, and the call of the core that it is compared to. One face works in place and
+#: the other makes a new tensor, which takes time in the core too.
 WAYS = {
     "core, in place": None,
     "unisono.torch.distributed": "core, in place",
@@ -39,7 +41,6 @@ WAYS = {
     "comm_func": "core, new tensor",
 }
 _UNISONO, _IDLE = _REAL_TORCH = ("torch, backend unisono", "torch, backend that does nothing")
-_WIDTH = max(map(len, WAYS))
 _BYTES = 8
 
 #: Microseconds of each round, by kind of tensor and way.
@@ -47,10 +48,10 @@ _Times = dict[str, dict[str, list[float]]]
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Measure, and print a table with a row for each way and two columns for each kind."""
+    """Measure, and print a table with a row for each way and two columns for each tensor kind."""
     ways = {"numpy": [way for way in WAYS if way not in _REAL_TORCH]}
     if importlib.util.find_spec("torch"):
-        # Real torch has one group for each process, so it cannot have ranks that are threads.
+        # Real torch has one process group per process, so its ranks cannot be threads.
         ways["torch"] = ways["numpy"] if arguments.engine == "threads" else list(WAYS)
     every: list[_Times] = spawn(
         rank_times,
@@ -82,7 +83,11 @@ def main(arguments: argparse.Namespace) -> int:
         }
         print(json.dumps(found, indent=2))
     else:
-        print(_table(fastest, arguments.n, arguments.engine))
+        ranks = plural(arguments.n, "rank")
+        print(f"all_reduce of {_BYTES} bytes, {ranks}, engine {arguments.engine}; µs per call")
+        rows = _rows(fastest)
+        align = "<" + ">" * (len(rows[0]) - 1)
+        print("\n".join(table(rows, terminal_columns(), align=align)))
     return 0
 
 
@@ -96,11 +101,11 @@ def rank_times(ways: dict[str, list[str]], engine: str, rounds: int, seconds: fl
         asked = any(way in own for own in ways.values() for way in _REAL_TORCH)
         real = stack.enter_context(_real_torch(engine)) if asked else {}
         calls = {(kind, way): _prepare(kind, way, real) for kind in ways for way in ways[kind]}
-        # All ranks must make the same number of calls, so the slowest says how many.
+        # All ranks must make the same number of calls, so the slowest rank decides how many.
         slowest = np.array([_seconds(calls["numpy", "core, in place"], 200)])
         buffer = buffers.view(slowest)
         dispatch.all_reduce(world, buffer, buffer, ReduceOp.MAX)
-        count = calls_for(seconds, float(slowest[0]))
+        count = calls_per_round(seconds, float(slowest[0]))
 
         times: _Times = {kind: {way: [] for way in own} for kind, own in ways.items()}
         for kind, way in in_turn(list(calls), rounds):
@@ -126,7 +131,7 @@ def _prepare(kind: str, way: str, real: dict[str, Callable[[Any], object]]) -> C
         dispatch.all_reduce(world, buffer, buffer, ReduceOp.SUM)
         return tensor
 
-    def torch_words() -> object:
+    def torch_call() -> object:
         all_reduce(tensor)
         return tensor
 
@@ -135,19 +140,19 @@ def _prepare(kind: str, way: str, real: dict[str, Callable[[Any], object]]) -> C
         source = buffers.view(tensor)
         return out.finish(dispatch.all_reduce(world, source, out.buffer, ReduceOp.SUM))
 
-    def mindspore_words() -> object:
+    def mindspore_call() -> object:
         return comm_func.all_reduce(tensor)[0]
 
     call = {
         "core, in place": core_in_place,
         "core, new tensor": core_new_tensor,
-        "comm_func": mindspore_words,
-    }.get(way, torch_words)
+        "comm_func": mindspore_call,
+    }.get(way, torch_call)
     result: Any = call()
     wanted = 1 if way == _IDLE else world.size
     if result.tolist() != [float(wanted)]:
         raise SystemExit(f"{way} with {kind} is wrong: {result} instead of {wanted}")
-    tensor[:] = 0  # sums in place would run away
+    tensor[:] = 0  # repeated sums in place would overflow
     return call
 
 
@@ -155,7 +160,7 @@ def _prepare(kind: str, way: str, real: dict[str, Callable[[Any], object]]) -> C
 def _real_torch(engine: str) -> Iterator[dict[str, Callable[[Any], object]]]:
     """Join a group of real torch, and yield its all_reduce by way to call."""
     import torch.distributed as dist
-    import unisono.torch.backend  # noqa: F401 - torch itself may have been told to load none
+    import unisono.torch.backend  # noqa: F401 - torch may be set not to load backends by itself
 
     class Finished(dist.Work):  # type: ignore[misc]
         def wait(self, timeout: Any = None) -> bool:
@@ -205,14 +210,16 @@ def _seconds(call: Callable[[], object], count: int) -> float:
     return (time.perf_counter() - began) / count
 
 
-def _table(fastest: dict[str, dict[str, float]], ranks: int, engine: str) -> str:
-    lines = [f"all_reduce of {_BYTES} bytes, {ranks} ranks, engine {engine}; microseconds a call"]
-    lines.append(f"{'':{_WIDTH}}" + "".join(f"{kind:>10}{'over core':>12}" for kind in fastest))
+def _rows(fastest: dict[str, dict[str, float]]) -> list[list[str]]:
+    header = [""]
+    for kind in fastest:
+        header += [kind, "over core"]
+    rows = [header]
     for way, core in WAYS.items():
-        cells = ""
+        row = [way]
         for ways in fastest.values():
-            time = f"{ways[way]:.2f}" if way in ways else "-"
+            row.append(f"{ways[way]:.2f}" if way in ways else "-")
             more = f"{ways[way] - ways[core]:+.2f}" if way in ways and core is not None else ""
-            cells += f"{time:>10}{more:>12}"
-        lines.append(f"{way:{_WIDTH}}{cells}".rstrip())
-    return "\n".join(lines)
+            row.append(more)
+        rows.append(row)
+    return rows

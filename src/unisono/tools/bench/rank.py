@@ -1,8 +1,8 @@
-"""One rank of one contestant of `unisono bench`: waits for orders on stdin, measures, answers.
+"""One rank of one library in `unisono bench`: reads requests on stdin, measures, answers.
 
-An order is a line of JSON: {"collective", "bytes", "calls", "check"}; the answer is the seconds
-that one call took on this rank. Between orders the rank sleeps in a read, so that contestants do
-not disturb each other.
+A request is a line of JSON: {"collective", "bytes", "calls", "check"}. The answer is the time of
+one call on this rank in seconds. Between two requests the rank sleeps in a read, so that it does
+not disturb the other libraries.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ import numpy as np
 
 __all__ = ["main"]
 
-#: What a contestant makes of a collective and a count of float32: the call, and its two buffers.
+#: What a library prepares for a collective and a count of float32: the call, and its two buffers.
 _Prepared = tuple[Callable[[], object], np.ndarray[Any, Any], np.ndarray[Any, Any]]
 _Prepare = Callable[[str, int], _Prepared]
 
 
-def main(contestant: str) -> None:
-    """Join the world of `contestant` and serve orders until stdin ends."""
+def main(library: str) -> None:
+    """Join the world of `library` and serve requests until stdin ends."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    prepare, leave = _gloo(size) if contestant == "gloo" else _unisono(contestant, size)
+    prepare, leave = _gloo(size) if library == "gloo" else _unisono(library, size)
     print("ready", flush=True)
     for line in sys.stdin:
-        order = json.loads(line)
-        call, source, target = prepare(order["collective"], order["bytes"] // 4)
-        if order["check"]:
-            _check(order["collective"], call, source, target, rank, size)
+        request = json.loads(line)
+        call, source, target = prepare(request["collective"], request["bytes"] // 4)
+        if request["check"]:
+            _check(request["collective"], call, source, target, rank, size)
         source[:] = 0
-        for _ in range(min(3, order["calls"])):
+        for _ in range(min(3, request["calls"])):
             call()
         began = time.perf_counter()
-        for _ in range(order["calls"]):
+        for _ in range(request["calls"]):
             call()
-        print((time.perf_counter() - began) / order["calls"], flush=True)
+        print((time.perf_counter() - began) / request["calls"], flush=True)
     leave()
 
 
@@ -51,7 +51,7 @@ def _check(
     rank: int,
     size: int,
 ) -> None:
-    """A contestant that is fast and wrong is not a contestant."""
+    """Call once and compare the result, because the time of a wrong result means nothing."""
     index = np.arange(source.size, dtype=np.int64) % 1000
     source[:] = index + 1000 * rank
     given = [(index + 1000 * other).astype(np.float32) for other in range(size)]
@@ -71,7 +71,7 @@ def _check(
 
 
 def _shapes(collective: str, count: int, size: int) -> tuple[int, int]:
-    """Elements of source and target, where the larger of the two has about `count`."""
+    """Return the elements of source and target; the larger of the two has about `count`."""
     share = max(count // size, 1)
     return {
         "all_gather": (share, share * size),

@@ -1,12 +1,12 @@
-"""A contest: the ranks of several libraries, alive at once, measured in turn.
+"""Run the ranks of several libraries at the same time, and measure the libraries in turn.
 
-A contestant's ranks are processes of their own that sleep in a read between orders, so that
-contestants do not disturb each other; rounds of rotating order let all of them meet the same host.
+The ranks of each library are processes of their own. Between two requests they sleep in a read, so
+that one library does not disturb another. The order rotates from round to round, so that what else
+the host does affects all libraries alike.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import select
@@ -16,22 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from unisono.errors import ArgumentError, LaunchError
+from unisono.errors import LaunchError
 from unisono.launch.process import Job, core_blocks, die_with_parent
 
-__all__ = [
-    "PEERS",
-    "Contestant",
-    "calls_for",
-    "chosen",
-    "contest",
-    "in_turn",
-    "need_torch",
-    "time_name",
-]
+__all__ = ["LibraryRanks", "calls_per_round", "in_turn", "start_libraries"]
 
-#: What unisono can be measured against; all of them need torch.
-PEERS = ("gloo",)
 _DEADLINE = 120.0
 _MOST_CALLS = 20000
 # glibc gives large blocks back after each call unless told otherwise; peers that allocate scratch
@@ -41,8 +30,8 @@ _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_"
 _Entry = TypeVar("_Entry")
 
 
-class Contestant:
-    """The ranks of one library, waiting for orders."""
+class LibraryRanks:
+    """The ranks of one library (an engine of unisono, or a peer), waiting for requests."""
 
     def __init__(self, name: str, ranks: int, module: str) -> None:
         self.name = name
@@ -76,17 +65,17 @@ class Contestant:
         for rank in range(len(self._ranks)):
             self._answer(rank)
 
-    def ask(self, order: dict[str, Any]) -> list[Any]:
-        """Give all ranks an order, and return their answers."""
+    def ask(self, request: dict[str, Any]) -> list[Any]:
+        """Send a request to all ranks, and return their answers."""
         for process in self._ranks:
             assert process.stdin is not None
-            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
         return [json.loads(self._answer(rank)) for rank in range(len(self._ranks))]
 
-    def slowest(self, order: dict[str, Any]) -> float:
-        """Seconds that the slowest rank answers to an order."""
-        return max(map(float, self.ask(order)))
+    def slowest(self, request: dict[str, Any]) -> float:
+        """Send a request to all ranks, and return the seconds that the slowest one measured."""
+        return max(map(float, self.ask(request)))
 
     def close(self) -> None:
         """End the ranks; they leave by themselves when their stdin ends."""
@@ -114,20 +103,20 @@ class Contestant:
 
 
 @contextmanager
-def contest(names: Sequence[str], ranks: int, module: str) -> Iterator[list[Contestant]]:
-    """Start a contestant for each name, with `module` as their ranks, and end them afterwards."""
-    contestants = [Contestant(name, ranks, module) for name in names]
+def start_libraries(names: Sequence[str], ranks: int, module: str) -> Iterator[list[LibraryRanks]]:
+    """Start the ranks of each named library, all of them running `module`, and end them at exit."""
+    libraries = [LibraryRanks(name, ranks, module) for name in names]
     try:
-        for contestant in contestants:
-            contestant.wait_ready()
-        yield contestants
+        for library in libraries:
+            library.wait_ready()
+        yield libraries
     finally:
-        for contestant in contestants:
-            contestant.close()
+        for library in libraries:
+            library.close()
 
 
 def in_turn(entries: Sequence[_Entry], rounds: int) -> Iterator[_Entry]:
-    """Every entry once in each round; another one begins each time.
+    """Yield every entry once in each round; each round begins with another one.
 
     >>> "".join(in_turn("abc", 3))
     'abcbcacab'
@@ -137,30 +126,6 @@ def in_turn(entries: Sequence[_Entry], rounds: int) -> Iterator[_Entry]:
         yield from [*entries[first:], *entries[:first]]
 
 
-def calls_for(seconds: float, once: float) -> int:
-    """How many calls of `once` seconds fill a round."""
+def calls_per_round(seconds: float, once: float) -> int:
+    """Return how many calls of `once` seconds fill a round of `seconds`."""
     return max(1, min(_MOST_CALLS, int(seconds / max(once, 1e-7))))
-
-
-def chosen(words: str, allowed: Sequence[str], kind: str) -> list[str]:
-    """The words of a list with commas, all of them `allowed`."""
-    found = [word for word in words.split(",") if word]
-    for word in found:
-        if word not in allowed:
-            raise ArgumentError(f"no {kind} {word!r}; there are {', '.join(allowed)}")
-    return found
-
-
-def need_torch(what: str) -> None:
-    """Refuse `what` where torch is not installed."""
-    if importlib.util.find_spec("torch") is None:
-        raise ArgumentError(f"{what} needs torch: pip install 'unisono[bench]'")
-
-
-def time_name(seconds: float) -> str:
-    """Seconds in the unit that suits them.
-
-    >>> time_name(2.5e-6), time_name(0.25)
-    ('2.50 us', '250.00 ms')
-    """
-    return f"{seconds * 1e6:.2f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"

@@ -1,4 +1,4 @@
-"""`unisono demo`: five collectives on four ranks, in both dialects, each value checked."""
+"""`unisono demo`: run five collectives on four ranks in both dialects, and check each value."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from unisono.launch.spawn import spawn
+from unisono.tools.table import table, terminal_columns, wrap
 
 __all__ = ["configure", "main", "rank_results"]
 
@@ -19,7 +20,7 @@ _RANKS = 4
 
 
 @dataclass(frozen=True)
-class _Scene:
+class _Example:
     """One collective: how each dialect writes it, and what every rank must hold afterwards."""
 
     name: str
@@ -28,48 +29,48 @@ class _Scene:
     expected: Callable[[int, str], list[float]]
 
 
-def _given(rank: int) -> np.ndarray[Any, Any]:
+def _input(rank: int) -> np.ndarray[Any, Any]:
     return np.arange(_RANKS, dtype=np.float32) + 10 * rank
 
 
-_TOTAL = [sum(float(_given(rank)[i]) for rank in range(_RANKS)) for i in range(_RANKS)]
+_TOTAL = [sum(float(_input(rank)[i]) for rank in range(_RANKS)) for i in range(_RANKS)]
 
 
-def _elsewhere(rank: int, dialect: str) -> list[float]:
-    """What a rank that is not the root holds after reduce: its own tensor, or new zeros."""
-    return [float(x) for x in _given(rank)] if dialect == "torch" else [0.0] * _RANKS
+def _not_root(rank: int, dialect: str) -> list[float]:
+    """What a rank other than the root holds after reduce: its own tensor, or new zeros."""
+    return [float(x) for x in _input(rank)] if dialect == "torch" else [0.0] * _RANKS
 
 
-_SCENES = (
-    _Scene(
+_EXAMPLES = (
+    _Example(
         "all_reduce",
         "dist.all_reduce(x)",
         "x, _ = comm_func.all_reduce(x)",
         lambda rank, dialect: _TOTAL,
     ),
-    _Scene(
+    _Example(
         "reduce",
         "dist.reduce(x, dst=0)",
         "y = comm_func.reduce(x, 0)",
-        lambda rank, dialect: _TOTAL if rank == 0 else _elsewhere(rank, dialect),
+        lambda rank, dialect: _TOTAL if rank == 0 else _not_root(rank, dialect),
     ),
-    _Scene(
+    _Example(
         "reduce_scatter",
         "dist.reduce_scatter(y, list(x))",
         "y, _ = comm_func.reduce_scatter_tensor(x)",
         lambda rank, dialect: [_TOTAL[rank]],
     ),
-    _Scene(
+    _Example(
         "all_gather",
         "dist.all_gather(parts, x[:1])",
         "y, _ = comm_func.all_gather_into_tensor(x[:1])",
-        lambda rank, dialect: [float(_given(other)[0]) for other in range(_RANKS)],
+        lambda rank, dialect: [float(_input(other)[0]) for other in range(_RANKS)],
     ),
-    _Scene(
+    _Example(
         "all_to_all",
         "dist.all_to_all(parts, list(x))",
         "y, _ = comm_func.all_to_all_with_output_shape(shapes, list(x))",
-        lambda rank, dialect: [float(_given(other)[rank]) for other in range(_RANKS)],
+        lambda rank, dialect: [float(_input(other)[rank]) for other in range(_RANKS)],
     ),
 )
 
@@ -83,17 +84,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run the scenes on four ranks, show them, and return 1 if any value is wrong."""
+    """Run the examples on four ranks, show them, and return 1 if any value is wrong."""
     results: list[dict[str, dict[str, list[float]]]] = spawn(
         rank_results, _RANKS, engine=arguments.engine, timeout=60
     )
     wrong = [
-        f"{scene.name} in {dialect} on rank {rank}: {results[rank][scene.name][dialect]} "
-        f"instead of {scene.expected(rank, dialect)}"
-        for scene in _SCENES
+        f"{example.name} in {dialect} on rank {rank}: {results[rank][example.name][dialect]} "
+        f"instead of {example.expected(rank, dialect)}"
+        for example in _EXAMPLES
         for rank in range(_RANKS)
         for dialect in ("torch", "mindspore")
-        if results[rank][scene.name][dialect] != scene.expected(rank, dialect)
+        if results[rank][example.name][dialect] != example.expected(rank, dialect)
     ]
     if arguments.json:
         print(json.dumps({"engine": arguments.engine, "ranks": results, "wrong": wrong}))
@@ -103,30 +104,30 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def rank_results() -> dict[str, dict[str, list[float]]]:
-    """Run every scene on this rank in both dialects; results by scene and dialect."""
+    """Run every example on this rank in both dialects; results by example and dialect."""
     import unisono.torch.distributed as dist
     from unisono.mindspore.communication import comm_func
 
     rank = dist.get_rank()
-    pieces = [_given(rank)[i : i + 1] for i in range(_RANKS)]
+    pieces = [_input(rank)[i : i + 1] for i in range(_RANKS)]
     shapes = [(1,)] * _RANKS
 
     def empty_parts() -> list[np.ndarray[Any, Any]]:
         return [np.empty(1, np.float32) for _ in range(_RANKS)]
 
-    x = _given(rank)
+    x = _input(rank)
     dist.all_reduce(x)
-    y, _ = comm_func.all_reduce(_given(rank))
+    y, _ = comm_func.all_reduce(_input(rank))
     results = {"all_reduce": _both(x, y)}
 
-    x = _given(rank)
+    x = _input(rank)
     dist.reduce(x, dst=0)
-    y = comm_func.reduce(_given(rank), 0)
+    y = comm_func.reduce(_input(rank), 0)
     results["reduce"] = _both(x, y)
 
     x = np.empty(1, np.float32)
     dist.reduce_scatter(x, pieces)
-    y, _ = comm_func.reduce_scatter_tensor(_given(rank))
+    y, _ = comm_func.reduce_scatter_tensor(_input(rank))
     results["reduce_scatter"] = _both(x, y)
 
     parts = empty_parts()
@@ -146,17 +147,19 @@ def _both(torch: Any, mindspore: Any) -> dict[str, list[float]]:
 
 
 def _show(engine: str, results: list[dict[str, dict[str, list[float]]]], wrong: list[str]) -> None:
-    print(f"{_RANKS} ranks on engine {engine!r}; rank r holds x = [10r, 10r+1, 10r+2, 10r+3]\n")
-    for scene in _SCENES:
-        print(f"{scene.name}\n    PyTorch    {scene.torch}\n    MindSpore  {scene.mindspore}")
+    columns = terminal_columns()
+    title = f"{_RANKS} ranks on engine {engine!r}; rank r holds x = [10r, 10r+1, 10r+2, 10r+3]"
+    print("\n".join([*wrap(title, columns), ""]))
+    for example in _EXAMPLES:
+        rows = [("", "PyTorch", "MindSpore"), ("call", example.torch, example.mindspore)]
         for rank in range(_RANKS):
-            torch, mindspore = results[rank][scene.name].values()
-            print(f"    rank {rank}     {_numbers(torch):24} {_numbers(mindspore)}")
-        print()
+            torch, mindspore = results[rank][example.name].values()
+            rows.append((f"rank {rank}", _numbers(torch), _numbers(mindspore)))
+        print("\n".join([example.name, *table(rows, columns, indent="  "), ""]))
     if wrong:
         print("\n".join(wrong), file=sys.stderr)
     else:
-        count = 2 * _RANKS * len(_SCENES)
+        count = 2 * _RANKS * len(_EXAMPLES)
         print(f"{count} results checked: both dialects agree, and every value is right")
 
 

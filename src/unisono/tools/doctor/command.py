@@ -1,6 +1,6 @@
-"""`unisono doctor`: which engines and frameworks run here, and why not.
+"""`unisono doctor`: tell which engines and frameworks run here, and why others do not.
 
-With --network every rank of a job runs it, and it is about the job; see `doctor_network`.
+With --network every rank of a job runs it, and it measures the network of the job (`network.py`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ import unisono
 from unisono.core import environment, registry
 from unisono.engines import gaps
 from unisono.errors import LaunchError
+from unisono.tools.formatting import byte_size
+from unisono.tools.table import table, terminal_columns
 
 __all__ = ["configure", "examine", "main"]
 
-#: The engine that one host gets unless somebody asks for another.
+#: The engine of a job on one host, unless another is chosen.
 _DEFAULT_ENGINE = "shm"
+_NO_LIMIT = 10_000  # columns
 
-#: Frameworks, with the distributions that may bring each of them.
+#: Frameworks, and the distributions that may provide each of them.
 _FRAMEWORKS = {
     "numpy": ("numpy",),
     "ml_dtypes": ("ml_dtypes",),
@@ -44,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--network",
         action="store_true",
-        help="in a job, by every rank: latency and bandwidth between its hosts",
+        help="run by every rank of a job: measure latency and bandwidth between its hosts",
     )
 
 
@@ -58,12 +61,14 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(findings, indent=2))
     else:
-        _print_table(list(_rows(findings)))
+        # Without a terminal every finding stays on one line, so that `grep` finds it whole.
+        columns = terminal_columns(piped=_NO_LIMIT, widest=_NO_LIMIT)
+        print("\n".join(table(list(_rows(findings)), columns)))
     return 0 if findings["engines"].get(_DEFAULT_ENGINE, {}).get("runs") else 1
 
 
 def examine() -> dict[str, Any]:
-    """Everything that doctor knows, as plain data."""
+    """Return all findings as plain data."""
     return {
         "unisono": unisono.__version__,
         "python": f"{platform.python_version()} ({sys.executable})",
@@ -82,7 +87,7 @@ def examine() -> dict[str, Any]:
 
 
 def _version(distributions: tuple[str, ...]) -> str | None:
-    # Metadata only: to import torch or mindspore here would take seconds.
+    # Only metadata, because importing torch or mindspore takes seconds.
     for name in distributions:
         try:
             return importlib.metadata.version(name)
@@ -131,11 +136,11 @@ def _launcher() -> dict[str, Any]:
     return {"source": launch.source, "rank": launch.rank, "size": launch.size, "error": None}
 
 
-# ---- for people ----------------------------------------------------------------------------------
+# ---- the table -----------------------------------------------------------------------------------
 
 
 def _rows(findings: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Kind, name and finding, line by line."""
+    """Yield kind, name and finding."""
     yield "version", "unisono", findings["unisono"]
     yield "version", "python", findings["python"]
     for name, answer in findings["engines"].items():
@@ -148,37 +153,14 @@ def _rows(findings: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "framework", name, version or "not installed"
     host = findings["host"]
     yield "host", "system", host["system"]
-    yield "host", "cores", f"{host['cores']} in the affinity mask"
-    yield "host", "memory", f"{_size(host['memory_available'])} available"
+    yield "host", "cores", f"{host['cores']} that this process may use"
+    yield "host", "memory", f"{byte_size(host['memory_available'])} available"
     yield "host", "memfd_create", "works" if host["memfd_create"] else "does not work"
-    free, size = _size(host["dev_shm_free"]), _size(host["dev_shm_size"])
+    free, size = byte_size(host["dev_shm_free"]), byte_size(host["dev_shm_size"])
     yield "host", "/dev/shm", f"{free} free of {size}"
     launcher = findings["launcher"]
-    place = launcher["error"] or (
-        f"{launcher['source']}: rank {launcher['rank']} of {launcher['size']}"
-    )
-    yield "launcher", "variables", place
+    yield "launcher", "variables", launcher["error"] or _launch_text(launcher)
 
 
-def _size(count: int | None) -> str:
-    if count is None:
-        return "unknown"
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
-
-
-def _print_table(rows: list[tuple[str, str, str]]) -> None:
-    if sys.stdout.isatty():
-        try:
-            from rich.console import Console
-            from rich.table import Table
-        except ImportError:
-            pass
-        else:
-            table = Table("", "what", "finding")
-            for row in rows:
-                table.add_row(*row)
-            Console().print(table)
-            return
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    for kind, name, finding in rows:
-        print(f"{kind:<{widths[0]}}  {name:<{widths[1]}}  {finding}")
+def _launch_text(launcher: dict[str, Any]) -> str:
+    return f"{launcher['source']}: rank {launcher['rank']} of {launcher['size']}"

@@ -1,4 +1,4 @@
-"""`unisono top`: a running job, live: where each rank is, for how long, and for whom it waits."""
+"""`unisono top`: show a running job live: the call each rank is in, and for whom it waits."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unisono.errors import LaunchError
-from unisono.tools.formatting import describe, duration, listed, plain, spot
-from unisono.tools.table import table, wrap
+from unisono.tools.calls import age_text, call_site, call_text
+from unisono.tools.formatting import plain, plural, rank_list
+from unisono.tools.table import table, terminal_columns, wrap
 
 if TYPE_CHECKING:
-    from unisono.tools.top.jobs import Job, Seat
+    from unisono.tools.top.jobs import RankStatus, RunningJob
 
-__all__ = ["configure", "main", "show"]
+__all__ = ["configure", "frame", "main"]
 
-#: Seconds after which a wait is worth a word; ranks of a healthy job wait for each other as well.
-_NOTICEABLE = 0.5
-_WIDEST = 160
-_NARROWEST = 60
+#: Seconds after which a wait is reported; ranks of a healthy job wait for each other as well.
+_REPORTED_WAIT = 0.5
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `unisono top`."""
     parser.description = (
         "Show a running job of this user on this host, live: the call in which each rank is, for "
-        "how long, and for whom it waits. It only reads, and the job notices nothing. Jobs of "
-        "engine shm can be seen, and what engine hybrid does inside this host."
+        "how long, and for whom it waits. It only reads, and does not affect the job. It sees jobs "
+        "of engine shm, and the part of a hybrid job on this host."
     )
-    parser.epilog = "Exit codes: 0 fine, also after Ctrl-C, 1 no such job, 2 wrong usage."
+    parser.epilog = "Exit codes: 0 fine, also after Ctrl-C; 1 no such job; 2 wrong usage."
     parser.add_argument(
-        "job", metavar="JOB", nargs="?", help="how its name begins, or the pid of one of its ranks"
+        "job",
+        metavar="JOB",
+        nargs="?",
+        help="the beginning of its name, or the pid of one of its ranks",
     )
-    parser.add_argument("--once", action="store_true", help="look once, and end")
+    parser.add_argument("--once", action="store_true", help="look once and exit")
     parser.add_argument(
         "--interval",
         metavar="S",
@@ -57,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time to wait; give seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time; give seconds above 0")
     return value
 
 
@@ -67,59 +69,61 @@ def main(arguments: argparse.Namespace) -> int:
         from unisono.tools.top import jobs
     except ImportError as error:
         raise LaunchError(f"the native module does not load here: {error}") from error
-    found = _chosen(jobs.jobs(), arguments.job)
+    found = _select(jobs.running_jobs(), arguments.job)
     if len(found) != 1:
         return _list(found, arguments)
-    # Ctrl-C is how one leaves; nothing was done to the terminal that would have to be undone.
+    # Ctrl-C is the way to leave; the terminal's settings were not changed.
     with contextlib.suppress(KeyboardInterrupt):
         _follow(found[0], arguments)
     return 0
 
 
-def _chosen(found: Sequence[Job], wanted: str | None) -> list[Job]:
+def _select(found: Sequence[RunningJob], wanted: str | None) -> list[RunningJob]:
     if wanted is None:
         return list(found)
     of_rank = [job for job in found if wanted in map(str, job.pids())]
     return of_rank or [job for job in found if job.name.startswith(wanted)]
 
 
-def _list(found: Sequence[Job], arguments: argparse.Namespace) -> int:
-    """Say which jobs there are, for the user to choose one."""
+def _list(found: Sequence[RunningJob], arguments: argparse.Namespace) -> int:
+    """List the jobs, so that the user can choose one."""
     if arguments.json:
         entries = [{"job": job.name, "size": job.size, "pids": job.pids()} for job in found]
         print(json.dumps({"jobs": entries}))
     elif found:
         rows = [(plain(job.name), str(job.size), ", ".join(map(str, job.pids()))) for job in found]
-        print("several jobs run; name one as `unisono top JOB`:")
-        print("\n".join(table([("job", "ranks", "pids"), *rows], _columns())))
+        print("several jobs run; choose one with `unisono top JOB`:")
+        print("\n".join(table([("job", "ranks", "pids"), *rows], terminal_columns(), indent="  ")))
     if not found:
-        which = "" if arguments.job is None else f" that {arguments.job!r} could mean"
+        which = "" if arguments.job is None else f" with the name or pid {arguments.job!r}"
         print(f"unisono: no job of this user runs here{which}", file=sys.stderr)
     return 0 if found else 1
 
 
-def _follow(job: Job, arguments: argparse.Namespace) -> None:
+def _follow(job: RunningJob, arguments: argparse.Namespace) -> None:
     screen = _Screen(live=sys.stdout.isatty() and not arguments.once and not arguments.json)
     while True:
-        seats = job.look()
-        alive = _alive(seats)
+        ranks = job.ranks()
+        alive = _alive(ranks)
         if arguments.json:
-            print(json.dumps(_data(job, seats)), flush=True)
+            print(json.dumps(_data(job, ranks)), flush=True)
         else:
-            screen.draw([*show(job, seats, _columns()), *([] if alive else ["the job has ended"])])
+            # A line that fills the last column would make some terminals wrap it.
+            lines = [*frame(job, ranks, terminal_columns() - 1)]
+            screen.draw(lines if alive else [*lines, "the job has ended"])
         if arguments.once or not alive:
             return
-        _sleep(arguments.interval, [seat.pid for seat in alive if seat.pid])
+        _sleep(arguments.interval, [rank.pid for rank in alive if rank.pid])
 
 
-def _alive(seats: Sequence[Seat]) -> list[Seat]:
+def _alive(ranks: Sequence[RankStatus]) -> list[RankStatus]:
     from unisono.tools.top.jobs import ALIVE
 
-    return [seat for seat in seats if seat.state in ALIVE]
+    return [rank for rank in ranks if rank.state in ALIVE]
 
 
 def _sleep(seconds: float, pids: Sequence[int]) -> None:
-    """Wait, but not longer than until the next rank ends: we hold the memory of the job."""
+    """Wait, but at most until the next rank ends, because we hold the memory of the job."""
     watch = select.poll()
     with contextlib.ExitStack() as handles:
         for pid in pids:
@@ -131,7 +135,7 @@ def _sleep(seconds: float, pids: Sequence[int]) -> None:
 
 
 class _Screen:
-    """Prints one frame after the other; a live one stands where the last one stood."""
+    """Prints one frame after the other; on a terminal each replaces the one before it."""
 
     def __init__(self, live: bool) -> None:
         self._live = live
@@ -142,9 +146,9 @@ class _Screen:
             room = max(shutil.get_terminal_size().lines - 2, 4)
             if len(lines) > room:
                 hidden = len(lines) - room + 1
-                lines = [*lines[: room - 1], f"... and {hidden} lines more: --once shows all"]
+                lines = [*lines[: room - 1], f"... and {hidden} more lines: --once shows all"]
             if self._height:
-                sys.stdout.write(f"\x1b[{self._height}A\x1b[J")  # up, and clear what is below
+                sys.stdout.write(f"\x1b[{self._height}A\x1b[J")  # go up, and clear below
         elif self._height:
             sys.stdout.write("\n")
         self._height = len(lines)
@@ -152,60 +156,52 @@ class _Screen:
         sys.stdout.flush()
 
 
-def _columns() -> int:
-    return min(max(shutil.get_terminal_size((120, 24)).columns - 1, _NARROWEST), _WIDEST)
+# ---- one frame -----------------------------------------------------------------------------------
 
 
-# ---- one look ------------------------------------------------------------------------------------
-
-
-def show(job: Job, seats: Sequence[Seat], columns: int) -> Iterator[str]:
-    """One look at a job, as lines of a terminal."""
-    yield f"job {plain(job.name)}, {job.size} ranks, {time.strftime('%H:%M:%S')}"
-    for text in _verdict(seats):
+def frame(job: RunningJob, ranks: Sequence[RankStatus], columns: int) -> Iterator[str]:
+    """Yield the lines that show a job at one moment."""
+    header = f"job {plain(job.name)}, {plural(job.size, 'rank')}, {time.strftime('%H:%M:%S')}"
+    yield from wrap(header, columns)
+    for text in _diagnose(ranks):
         yield from wrap(text, columns)
     rows = [("rank", "pid", "state", "call", "group", "at", "time", "waits for")]
-    for seat in seats:
-        words = ("none yet", "", "", "")
-        if seat.call is not None:
-            group = "world" if seat.call.group == 0 else str(seat.call.group)
-            words = (describe(seat.call), group, spot(seat.call.place), _time(seat))
-        pid = str(seat.pid) if seat.pid else ""
-        rows.append((str(seat.rank), pid, plain(seat.state), *words, listed(seat.waits_for)))
-    yield from table(rows, columns, indent="")
+    for rank in ranks:
+        cells = ("none yet", "", "", "")
+        if rank.call is not None:
+            group = "world" if rank.call.group == 0 else str(rank.call.group)
+            cells = (call_text(rank.call), group, call_site(rank.call.place), _age(rank))
+        pid = str(rank.pid) if rank.pid else ""
+        rows.append((str(rank.rank), pid, plain(rank.state), *cells, rank_list(rank.waits_for)))
+    yield from table(rows, columns)
 
 
-def _time(seat: Seat) -> str:
-    passed = duration((seat.seconds or 0) * 1e9)
-    if seat.call is None or seat.call.state == "running":
-        return f"for {passed}"
-    return f"{'ended' if seat.call.state == 'done' else plain(seat.call.state)} {passed} ago"
+def _age(rank: RankStatus) -> str:
+    return "" if rank.call is None else age_text(rank.call, rank.seconds or 0)
 
 
-def _verdict(seats: Sequence[Seat]) -> Iterator[str]:
-    """Who keeps the others waiting, once that has lasted: one who does not wait for anybody."""
-    waiting = [seat for seat in seats if seat.waits_for and (seat.seconds or 0) >= _NOTICEABLE]
-    awaited = {rank for seat in waiting for rank in seat.waits_for if rank < len(seats)}
-    stuck = {seat.rank for seat in waiting if seat.state == "waiting"}
-    for rank in sorted(awaited - stuck):
-        count = sum(rank in seat.waits_for for seat in waiting)
-        seat = seats[rank]
-        text = f"rank {rank} keeps {count} {'rank' if count == 1 else 'ranks'} waiting"
-        told = f"it is {seat.state}" if seat.state in ("running", "stopped") else seat.state
-        if seat.call is None:
-            last = "it has called nothing yet"
-        else:
-            last = f"{describe(seat.call)} {_time(seat)}"
-            last += f" at {spot(seat.call.place)}" if seat.call.place else ""
-        yield f"{text}: {plain(told)}; {last}"
+def _diagnose(ranks: Sequence[RankStatus]) -> Iterator[str]:
+    """Name the ranks that keep others waiting for some time and do not wait themselves."""
+    waiting = [rank for rank in ranks if rank.waits_for and (rank.seconds or 0) >= _REPORTED_WAIT]
+    awaited = {other for rank in waiting for other in rank.waits_for if other < len(ranks)}
+    stuck = {rank.rank for rank in waiting if rank.state == "waiting"}
+    for number in sorted(awaited - stuck):
+        rank = ranks[number]
+        count = sum(number in other.waits_for for other in waiting)
+        state = f"it is {rank.state}" if rank.state in ("running", "stopped") else rank.state
+        last = "it has called nothing yet"
+        if rank.call is not None:
+            last = f"{call_text(rank.call)} {_age(rank)}"
+            last += f" at {call_site(rank.call.place)}" if rank.call.place else ""
+        yield f"rank {number} keeps {plural(count, 'rank')} waiting: {plain(state)}; {last}"
     if awaited and awaited <= stuck:
-        yield f"ranks {listed(awaited)} wait for each other: they are in different calls"
+        yield f"ranks {rank_list(awaited)} wait for each other: they are in different calls"
 
 
-def _data(job: Job, seats: Sequence[Seat]) -> dict[str, Any]:
+def _data(job: RunningJob, ranks: Sequence[RankStatus]) -> dict[str, Any]:
     return {
         "job": job.name,
         "size": job.size,
-        "ranks": [dataclasses.asdict(seat) for seat in seats],
-        "findings": list(_verdict(seats)),
+        "ranks": [dataclasses.asdict(rank) for rank in ranks],
+        "findings": list(_diagnose(ranks)),
     }

@@ -1,7 +1,7 @@
-"""The running jobs of this user, found by the memory that their ranks hold.
+"""Find the running jobs of this user by the shared memory that their ranks hold.
 
 Every rank keeps the job's memory open, and the kernel shows the open files of a process to its
-user. Such a file is opened for reading only, and read, never mapped: the job notices nothing.
+user. We open such a file for reading only and never map it, so the job is not affected.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pathlib import Path
 from unisono import _native
 from unisono.core.trace import Rank, Record
 from unisono.errors import LaunchError
-from unisono.tools.formatting import current
+from unisono.tools.calls import current_call, seconds_since
 
-__all__ = ["ALIVE", "Job", "Seat", "jobs"]
+__all__ = ["ALIVE", "RankStatus", "RunningJob", "running_jobs"]
 
-#: How the kernel shows the memory of a job among the open files of a process.
+#: How the kernel names the memory of a job among the open files of a process.
 _MEMORY = "/memfd:unisono (deleted)"
 #: The states of ranks that still belong to their job.
 ALIVE = ("starting", "running", "waiting", "stopped")
 
 
 @dataclass(frozen=True)
-class Seat:
-    """One rank at one moment. `seconds` is for how long `call` runs, or since when it has ended."""
+class RankStatus:
+    """One rank at one moment; `seconds` is the time since `call` began, or since it ended."""
 
     rank: int
     pid: int
@@ -37,8 +37,8 @@ class Seat:
     waits_for: tuple[int, ...]  # world ranks
 
 
-class Job:
-    """A job as one sees it from outside; `name` is that of its launcher, if there is one."""
+class RunningJob:
+    """A running job seen from outside; `name` is what its launcher calls it, if it has one."""
 
     def __init__(self, name: str, descriptor: int) -> None:
         self.name = name
@@ -46,36 +46,34 @@ class Job:
 
     @property
     def size(self) -> int:
-        """How many ranks the job has on this host."""
+        """The number of the job's ranks on this host."""
         return self._viewer.size
 
-    def look(self) -> list[Seat]:
-        """Where each rank is now."""
+    def ranks(self) -> list[RankStatus]:
+        """Look at the job, and return where each rank is now."""
         found = self._viewer.look()
         clock = time.monotonic_ns()
         return [
-            _seat(Rank(rank, pid, state, [Record(*call) for call in calls], missing), clock)
+            _status(Rank(rank, pid, state, [Record(*call) for call in calls], missing), clock)
             for rank, (pid, state, calls, missing) in enumerate(found)
         ]
 
     def pids(self) -> list[int]:
-        """The processes of the ranks that run."""
+        """Return the processes of the ranks that run."""
         return [pid for pid, state, _, _ in self._viewer.look() if pid and state in ALIVE]
 
 
-def _seat(rank: Rank, clock: int) -> Seat:
-    call = current(rank.calls)
-    state, seconds = rank.state, None
+def _status(rank: Rank, clock: int) -> RankStatus:
+    call = current_call(rank.calls)
+    seconds = None if call is None else seconds_since(call, clock)
+    state = rank.state
     waits_for: tuple[int, ...] = ()
-    if call is not None:
-        since = call.began if call.ended is None else call.ended
-        seconds = max(clock - since, 0) / 1e9
     if state == "running":
         waits_for = _waits_for(rank, call)
         state = "waiting" if waits_for else "running"
         if _is_stopped(rank.pid):
             state = "stopped"
-    return Seat(rank.rank, rank.pid, state, call, seconds, waits_for)
+    return RankStatus(rank.rank, rank.pid, state, call, seconds, waits_for)
 
 
 def _waits_for(rank: Rank, call: Record | None) -> tuple[int, ...]:
@@ -83,7 +81,7 @@ def _waits_for(rank: Rank, call: Record | None) -> tuple[int, ...]:
         return ()
     if call.call is not None:
         return tuple(rank.missing or ())
-    # The peer of a message is a rank of its group; only in the world do we know who that is.
+    # The peer of a message is a rank of its group; we can name it only if that is the world.
     return (call.peer,) if call.peer is not None and call.group == 0 else ()
 
 
@@ -95,8 +93,8 @@ def _is_stopped(pid: int) -> bool:
     return state in "Tt"
 
 
-def jobs() -> list[Job]:
-    """All jobs of this user that run on this host, each once; those of one name get numbers."""
+def running_jobs() -> list[RunningJob]:
+    """Return the jobs of this user on this host; a number is added to names that repeat."""
     found = dict(_found())
     names = [job.name for job in found.values()]
     for number, job in found.items():
@@ -105,16 +103,16 @@ def jobs() -> list[Job]:
     return sorted(found.values(), key=lambda job: job.name)
 
 
-def _found() -> Iterator[tuple[int, Job]]:
-    """Jobs, with the number of their memory, which is unique among those that are there."""
+def _found() -> Iterator[tuple[int, RunningJob]]:
+    """Yield jobs with the inode number of their memory, which is unique on this host."""
     seen: set[int] = set()
     for process in _processes():
         for descriptor in _memories(process):
             try:
                 number = os.fstat(descriptor).st_ino
-                job = None if number in seen else Job(_name(process, number), descriptor)
+                job = None if number in seen else RunningJob(_name(process, number), descriptor)
             except LaunchError:
-                continue  # something else of that name, or a job of another version
+                continue  # other memory of that name, or a job of another version
             finally:
                 os.close(descriptor)
             seen.add(number)
@@ -123,26 +121,26 @@ def _found() -> Iterator[tuple[int, Job]]:
 
 
 def _processes() -> Iterator[Path]:
-    """The other processes of this user."""
+    """Yield the /proc folders of this user's processes."""
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdecimal() and entry.stat().st_uid == os.getuid():
                 yield entry
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # it has just ended
 
 
 def _memories(process: Path) -> Iterator[int]:
-    """Descriptors of our own for what looks like the memory of a job in a process."""
+    """Open what looks like the memory of a job in a process, and yield the descriptors."""
     try:
         links = list((process / "fd").iterdir())
     except OSError:
-        return  # it has ended, or hides itself
+        return  # it has ended, or does not let us look
     for link in links:
         try:
             if str(link.readlink()) != _MEMORY:
                 continue
-            # Not blocking: a pipe could bear the name of our memory.
+            # Not blocking, because a pipe could have the name of our memory.
             descriptor = os.open(link, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             continue
@@ -150,7 +148,7 @@ def _memories(process: Path) -> Iterator[int]:
 
 
 def _name(process: Path, number: int) -> str:
-    """What the launcher calls the job, or the number of its memory."""
+    """Return the launcher's name for the job, or one made from the number of its memory."""
     try:
         variables = (process / "environ").read_bytes().split(b"\0")
     except OSError:

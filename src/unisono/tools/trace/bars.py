@@ -1,4 +1,4 @@
-"""The calls of a trace as bars on a time axis, for every picture of it."""
+"""Lay out the calls of a trace as bars on a time axis, for the page and the Chrome trace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from unisono.core.trace import Rank, Record
 from unisono.tools.trace.file import Trace
-from unisono.tools.trace.lateness import Meeting
+from unisono.tools.trace.lateness import CollectiveInstance
 
 __all__ = ["Bar", "bars", "zero"]
 
@@ -16,8 +16,9 @@ __all__ = ["Bar", "bars", "zero"]
 class Bar:
     """One call of one rank; times are nanoseconds since the first call of the trace.
 
-    A rank may have several calls under way, so it has lanes. `wait` is the part of `length` in
-    which somebody had not come yet; `last` is who came last, and `missing` who never came.
+    A rank may have several calls running at the same time, so it has lanes. `wait` is the part of
+    `length` before all ranks had arrived; `last` is the rank that came last; `missing` are those
+    that never came.
     """
 
     rank: int
@@ -41,15 +42,15 @@ class Bar:
 
 
 def zero(trace: Trace) -> int:
-    """When the first call of a trace began."""
+    """Return when the first call of a trace began."""
     begins = [call.began for rank in trace.ranks for call in rank.calls]
     return min(begins, default=trace.clock)
 
 
-def bars(trace: Trace, meetings: Sequence[Meeting]) -> list[Bar]:
-    """Lay out the calls of all ranks, each rank's in the order of their beginning."""
+def bars(trace: Trace, instances: Sequence[CollectiveInstance]) -> list[Bar]:
+    """Lay out the calls of all ranks; those of one rank are in the order in which they began."""
     start = zero(trace)
-    known = {(meeting.group, meeting.number): meeting for meeting in meetings}
+    known = {(instance.group, instance.number): instance for instance in instances}
     found: list[Bar] = []
     for rank in trace.ranks:
         free: list[int] = []  # by lane: when it is free again
@@ -57,22 +58,29 @@ def bars(trace: Trace, meetings: Sequence[Meeting]) -> list[Bar]:
             end = _end(call, trace.clock)
             lane = next((n for n, time in enumerate(free) if time <= call.began), len(free))
             free[lane : lane + 1] = [end]
-            meeting = known.get((call.group, call.call)) if call.call is not None else None
-            found.append(_bar(rank, lane, call, end, start, meeting))
+            instance = known.get((call.group, call.call)) if call.call is not None else None
+            found.append(_bar(rank, lane, call, end, start, instance))
     return found
 
 
-def _bar(rank: Rank, lane: int, call: Record, end: int, start: int, meeting: Meeting | None) -> Bar:
+def _bar(
+    rank: Rank,
+    lane: int,
+    call: Record,
+    end: int,
+    start: int,
+    instance: CollectiveInstance | None,
+) -> Bar:
     length = end - call.began
     wait, last = 0, None
     missing: tuple[int, ...] = ()
-    if meeting is not None and len(meeting.calls) + len(meeting.missing) > 1:
-        missing = meeting.missing
-        last = None if missing else meeting.last
-        wait = length if missing else min(meeting.arrived - call.began, length)
+    if instance is not None and len(instance.calls) + len(instance.missing) > 1:
+        missing = instance.missing
+        last = None if missing else instance.last_rank
+        wait = length if missing else min(instance.last_arrival - call.began, length)
     return Bar(rank.rank, lane, call, call.began - start, length, wait, last, missing)
 
 
 def _end(call: Record, clock: int) -> int:
-    # A call may have begun after the writer looked at its clock.
+    # A call may have begun after the writer read its clock.
     return call.ended if call.ended is not None else max(clock, call.began)

@@ -1,4 +1,4 @@
-"""A trace in the format of chrome://tracing and Perfetto."""
+"""Write a trace in the format of chrome://tracing and Perfetto."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from unisono.tools.formatting import listed
+from unisono.tools.formatting import rank_list
 from unisono.tools.trace.bars import Bar
 from unisono.tools.trace.file import Trace
 
@@ -14,7 +14,7 @@ __all__ = ["chrome"]
 
 
 def chrome(trace: Trace, bars: Sequence[Bar]) -> dict[str, Any]:
-    """The whole file: a process for each rank, a thread for each call that it has under way."""
+    """Return the file's content: a process for each rank, a thread for each of its lanes."""
     return {
         "traceEvents": [*_names(trace, bars), *(event for bar in bars for event in _events(bar))],
         "displayTimeUnit": "ms",
@@ -27,7 +27,7 @@ def _process(rank: int) -> int:
 
 
 def _thread(bar: Bar) -> int:
-    # The viewers want threads to have numbers of their own, whatever their process.
+    # The viewers expect thread numbers that are unique across processes.
     return _process(bar.rank) << 16 | bar.lane
 
 
@@ -37,18 +37,18 @@ def _names(trace: Trace, bars: Sequence[Bar]) -> Iterator[dict[str, Any]]:
         name = f"rank {rank.rank} (pid {rank.pid}, {rank.state})"
         yield {**process, "name": "process_name", "args": {"name": name}}
         yield {**process, "name": "process_sort_index", "args": {"sort_index": rank.rank}}
-    for place, lane in {(_process(bar.rank), _thread(bar)): bar.lane for bar in bars}.items():
-        thread = {"ph": "M", "pid": place[0], "tid": place[1]}
-        name = "calls" if lane == 0 else f"calls beside them ({lane})"
+    for (pid, tid), lane in {(_process(bar.rank), _thread(bar)): bar.lane for bar in bars}.items():
+        thread = {"ph": "M", "pid": pid, "tid": tid}
+        name = "calls" if lane == 0 else f"concurrent calls ({lane})"
         yield {**thread, "name": "thread_name", "args": {"name": name}}
         yield {**thread, "name": "thread_sort_index", "args": {"sort_index": lane}}
 
 
 def _events(bar: Bar) -> Iterator[dict[str, Any]]:
     begin = bar.begin / 1000  # the format counts microseconds
-    place = {"pid": _process(bar.rank), "tid": _thread(bar), "ts": begin}
+    common = {"pid": _process(bar.rank), "tid": _thread(bar), "ts": begin}
     event = {
-        **place,
+        **common,
         "ph": "X",
         "name": bar.call.verb,
         "cat": "message" if bar.call.call is None else "collective",
@@ -57,15 +57,15 @@ def _events(bar: Bar) -> Iterator[dict[str, Any]]:
     }
     yield {**event, "cname": "terrible"} if bar.failed else event
     if bar.wait > 0:
-        whom = bar.missing or (bar.last,)
+        awaited = bar.missing or (bar.last,)
         yield {
-            **place,
+            **common,
             "ph": "X",
-            "name": f"waits for rank {listed(rank for rank in whom if rank is not None)}",
+            "name": f"waits for rank {rank_list(rank for rank in awaited if rank is not None)}",
             "cat": "wait",
             "dur": bar.wait / 1000,
             "args": {},
         }
     if bar.failed:
-        end = {**place, "ts": begin + bar.length / 1000}
+        end = {**common, "ts": begin + bar.length / 1000}
         yield {**end, "ph": "i", "name": bar.call.state, "s": "t", "cat": "failure"}

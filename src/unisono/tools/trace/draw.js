@@ -1,7 +1,7 @@
 "use strict";
-// Draws the timeline. Only what is visible is drawn, and neighbours that share a pixel become one,
-// so that 64 ranks with 1024 calls each can be dragged. Texts of the trace reach the page as text
-// nodes only.
+// Draws the timeline. Only what is visible is drawn, and neighbours that share a pixel are drawn as
+// one, so that dragging stays smooth with 64 ranks of 1024 calls each. Texts of the trace reach the
+// page only as text nodes.
 const data = JSON.parse(document.getElementById("data").textContent);
 const column = Object.fromEntries(data.fields.map((name, index) => [name, index]));
 const textual = new Set(data.textual);
@@ -14,7 +14,7 @@ function read(call, name) {
   return textual.has(name) && value !== null ? data.texts[value] : value;
 }
 
-// ---- what stands where -------------------------------------------------------------------------
+// ---- layout ------------------------------------------------------------------------------------
 
 const labelWidth = 86;
 const axisHeight = 26;
@@ -23,7 +23,7 @@ let total = 0;
 let end = 1;
 const rows = data.ranks.map((rank) => {
   let lanes = 1;
-  // The longest call so far: where a search by beginning has to start to find long ones too.
+  // The latest end so far. It never decreases, so a binary search finds long calls as well.
   let reach = 0;
   const reaches = rank.calls.map((call) => {
     lanes = Math.max(lanes, Math.min(call[column.lane] + 1, lanesShown));
@@ -36,21 +36,21 @@ const rows = data.ranks.map((rank) => {
   total += height;
   return row;
 });
-const together = new Map(); // group and call: the calls of all ranks
+const sameCall = new Map(); // group and call number: the records of all ranks
 for (const row of rows)
   for (const call of row.rank.calls)
     if (read(call, "call") !== null) {
-      const key = meeting(call);
-      if (!together.has(key)) together.set(key, []);
-      together.get(key).push({ row, call });
+      const key = instanceKey(call);
+      if (!sameCall.has(key)) sameCall.set(key, []);
+      sameCall.get(key).push({ row, call });
     }
 
-function meeting(call) {
+function instanceKey(call) {
   return read(call, "call") === null ? null : read(call, "group") + ":" + read(call, "call");
 }
 
-function firstCome(call) {
-  return Math.min(...together.get(meeting(call)).map((one) => one.call[column.begin]));
+function firstArrival(call) {
+  return Math.min(...sameCall.get(instanceKey(call)).map((one) => one.call[column.begin]));
 }
 
 function failed(call) {
@@ -94,8 +94,8 @@ function zoom(factor, around) {
   look(around - (around - from) * factor, around + (until - around) * factor);
 }
 
-function showMeeting(call) {
-  const calls = together.get(meeting(call)) || [{ call }];
+function showInstance(call) {
+  const calls = sameCall.get(instanceKey(call)) || [{ call }];
   const first = Math.min(...calls.map((one) => one.call[column.begin]));
   const last = Math.max(...calls.map((one) => one.call[column.begin] + one.call[column.length]));
   const room = Math.max((last - first) * 0.15, 200);
@@ -199,7 +199,7 @@ function box(row, call) {
 }
 
 function firstVisible(row) {
-  // `reaches` grows, so the first call that reaches into the window is found by halving.
+  // `reaches` never decreases, so a binary search finds the first call that ends in the window.
   let low = 0;
   let high = row.reaches.length;
   while (low < high) {
@@ -212,7 +212,7 @@ function firstVisible(row) {
 
 function drawRow(pen, row) {
   const calls = row.rank.calls;
-  const painted = new Array(lanesShown).fill(-1); // by lane: the last pixel that is taken
+  const painted = new Array(lanesShown).fill(-1); // by lane: the last pixel that is drawn
   for (let index = firstVisible(row); index < calls.length; index++) {
     const call = calls[index];
     if (call[column.begin] > until) break;
@@ -227,7 +227,7 @@ function drawRow(pen, row) {
   if (lost(row.rank)) drawLoss(pen, row);
 }
 
-/// A rank that is gone calls nothing any more: a broken line, and how it ended.
+/// After the end of a rank that was lost: a dashed line, and how the rank ended.
 function drawLoss(pen, row) {
   const left = Math.max(x(row.reach), labelWidth) + 6;
   const right = x(end);
@@ -249,7 +249,7 @@ function drawCall(pen, row, call, place, bad) {
   pen.globalAlpha = 0.3;
   pen.fillRect(left, place.top, met - left, place.height);
   pen.globalAlpha = 1;
-  // However short the work is, one sees that there was a call.
+  // A call stays visible however short it was.
   pen.fillRect(Math.min(met, right - 1), place.top, Math.max(right - met, 1), place.height);
   if (bad) {
     pen.fillStyle = colours.bad;
@@ -264,7 +264,7 @@ function drawCall(pen, row, call, place, bad) {
     pen.fillStyle = colours.fore;
     for (let y = place.top; y < place.top + place.height; y += 4) pen.fillRect(right - 1, y, 2, 2);
   }
-  if (call[column.whom] === row.rank.rank && place.left - x(firstCome(call)) >= 6)
+  if (call[column.awaited] === row.rank.rank && place.left - x(firstArrival(call)) >= 6)
     drawTriangle(pen, place);
   const space = right - left - 8;
   if (space > 46 && place.height >= 11) {
@@ -272,7 +272,7 @@ function drawCall(pen, row, call, place, bad) {
     pen.beginPath();
     pen.rect(left + 4, place.top, space, place.height);
     pen.clip();
-    // On a pale part the ink of the page reads best, on a full one that of the paper.
+    // Dark text reads best on the pale part, light text on the full one (inverted in dark mode).
     pen.fillStyle = met - left > 24 ? colours.fore : colours.back;
     pen.fillText(read(call, "verb"), left + 8, place.top + place.height / 2 + 0.5);
     pen.restore();
@@ -291,7 +291,7 @@ function drawTriangle(pen, place) {
 function drawHovered(pen) {
   pen.strokeStyle = colours.fore;
   pen.lineWidth = 1.5;
-  for (const { row, call } of together.get(meeting(hovered.call)) || [hovered]) {
+  for (const { row, call } of sameCall.get(instanceKey(hovered.call)) || [hovered]) {
     const place = box(row, call);
     const left = Math.max(place.left, labelWidth - 4);
     const span = Math.min(place.right, width + 4) - left;

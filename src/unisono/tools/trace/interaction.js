@@ -1,4 +1,4 @@
-// ---- words ---------------------------------------------------------------------------------------
+// ---- text ----------------------------------------------------------------------------------------
 
 function duration(time, step) {
   const size = Math.max(Math.abs(time), step || 0);
@@ -17,20 +17,20 @@ function element(kind, text, parent) {
 }
 
 function describe(call) {
-  const words = ["verb", "dtype", "count", "op"].map((name) => read(call, name));
-  if (words[2] !== null) words[2] = "x " + words[2];
-  if (read(call, "root") !== null) words.push("root " + read(call, "root"));
-  if (read(call, "peer") !== null) words.push("peer " + read(call, "peer"));
-  return words.filter((word) => word !== null).join(" ");
+  const parts = ["verb", "dtype", "count", "op"].map((name) => read(call, name));
+  if (parts[2] !== null) parts[2] = "x " + parts[2];
+  if (read(call, "root") !== null) parts.push("root " + read(call, "root"));
+  if (read(call, "peer") !== null) parts.push("peer " + read(call, "peer"));
+  return parts.filter((part) => part !== null).join(" ");
 }
 
-function whom(call) {
-  const who = call[column.whom];
-  if (who === null) return null;
-  return Array.isArray(who) ? "never came: rank " + who.join(", ") : "came last: rank " + who;
+function awaited(call) {
+  const ranks = call[column.awaited];
+  if (ranks === null) return null;
+  return Array.isArray(ranks) ? "never came: rank " + ranks.join(", ") : "came last: rank " + ranks;
 }
 
-// ---- the tip beside the pointer ----------------------------------------------------------------
+// ---- the tooltip -------------------------------------------------------------------------------
 
 const tip = document.getElementById("tip");
 
@@ -46,10 +46,10 @@ function showTip(event) {
     begins: duration(call[column.begin]) + " after the first call",
     takes: duration(call[column.length]) + (read(call, "state") === "running" ? " so far" : ""),
     waits: call[column.wait] ? duration(call[column.wait]) : null,
-    others: whom(call),
+    others: awaited(call),
   };
   for (const name of data.fields)
-    if (!["begin", "length", "wait", "lane", "whom"].includes(name)) facts[name] = read(call, name);
+    if (!["begin", "length", "wait", "lane", "awaited"].includes(name)) facts[name] = read(call, name);
   for (const [name, value] of Object.entries(facts)) {
     if (value === null) continue;
     element("dt", name, list);
@@ -69,7 +69,7 @@ function find(event) {
   const row = rows.find((one) => down >= one.top && down < one.top + one.height);
   if (!row || here < labelWidth) return null;
   let best = null;
-  let nearest = 4; // pixels: short calls must be easy to meet
+  let nearest = 4; // pixels: short calls must be easy to hit
   for (let index = firstVisible(row); index < row.rank.calls.length; index++) {
     const call = row.rank.calls[index];
     const place = box(row, call);
@@ -84,7 +84,7 @@ function find(event) {
   return best;
 }
 
-// ---- hands ---------------------------------------------------------------------------------------
+// ---- mouse and keyboard ----------------------------------------------------------------------------
 
 let dragged = null;
 
@@ -117,7 +117,7 @@ for (const part of [axis, canvas]) {
     showTip(event);
   });
   part.addEventListener("pointerup", () => {
-    if (dragged && !dragged.moved && hovered) showMeeting(hovered.call);
+    if (dragged && !dragged.moved && hovered) showInstance(hovered.call);
     dragged = null;
   });
   part.addEventListener("pointerleave", () => {
@@ -141,11 +141,11 @@ window.addEventListener("keydown", (event) => {
   event.preventDefault();
   actions[event.key]();
 });
-document.getElementById("closer").onclick = actions["+"];
-document.getElementById("wider").onclick = actions["-"];
-document.getElementById("whole").onclick = actions[0];
+document.getElementById("zoom-in").onclick = actions["+"];
+document.getElementById("zoom-out").onclick = actions["-"];
+document.getElementById("show-all").onclick = actions[0];
 
-// ---- around the picture ------------------------------------------------------------------------
+// ---- tables, legend and theme ------------------------------------------------------------------
 
 function table(title, heads, lines) {
   if (!lines.length) return;
@@ -159,9 +159,9 @@ function table(title, heads, lines) {
     cells.forEach((text) => element("td", text, row).classList.toggle("bad", Boolean(bad)));
     if (!call) continue;
     row.className = "link";
-    row.title = "show it";
+    row.title = "zoom to this call";
     row.onclick = () => {
-      showMeeting(call);
+      showInstance(call);
       canvas.scrollIntoView({ block: "nearest" });
     };
   }
@@ -172,22 +172,22 @@ function fillTables() {
   for (const row of rows)
     for (const call of row.rank.calls)
       if (failed(call)) broken.push({ row, call });
-  table("failed calls, the last ones", ["rank", "call", "at", "state"], broken.slice(-8).map(({ row, call }) => ({
+  table("last failed calls", ["rank", "call", "at", "state"], broken.slice(-8).map(({ row, call }) => ({
     cells: [row.rank.rank, describe(call), read(call, "place") || "", read(call, "state")], call, bad: true,
   })));
-  table("who came latest", ["call", "number", "last", "after the median", "at"], data.latest.map((one) => {
+  table("largest lateness", ["call", "number", "last", "after median", "at"], data.latest.map((one) => {
     const row = rows[one.rank];
     const call = row.rank.calls.find((it) => read(it, "group") === one.group && read(it, "call") === one.call);
     return { cells: [describe(call), one.call, "rank " + one.rank, duration(one.late), read(call, "place") || ""], call };
   }));
-  table("came last", ["rank", "calls", "late in all"], data.tardy.slice(0, 8).map((one) => ({
+  table("came last", ["rank", "calls", "late in total"], data.lateness.slice(0, 8).map((one) => ({
     cells: ["rank " + one.rank, one.calls, duration(one.late)],
   })));
   table("ranks", ["rank", "pid", "state", "call", "at", "state of the call"], data.ranks.map((rank) => {
     const calls = rank.calls;
     const call = calls.find((one) => read(one, "state") === "running") || calls[calls.length - 1];
-    const words = call ? [describe(call), read(call, "place") || "", read(call, "state")] : ["none", "", ""];
-    return { cells: [rank.rank, rank.pid, rank.state, ...words], call, bad: lost(rank) };
+    const texts = call ? [describe(call), read(call, "place") || "", read(call, "state")] : ["none", "", ""];
+    return { cells: [rank.rank, rank.pid, rank.state, ...texts], call, bad: lost(rank) };
   }));
 }
 

@@ -1,8 +1,8 @@
-"""Who came late: the calls of all ranks side by side.
+"""Find who came late, from the calls of all ranks side by side.
 
-A call of a group bears the same number on all its ranks. Whoever begins it last lets the others
-wait; how much too late that is, is counted from the median of the ranks, for half of them were
-there by then.
+A collective call has the same number on all ranks of its group. The rank that begins it last makes
+the others wait. Its lateness is counted from the median rank, because half of the ranks had arrived
+by then.
 """
 
 from __future__ import annotations
@@ -14,47 +14,48 @@ from typing import TypeVar
 
 from unisono.core.trace import Rank, Record
 
-__all__ = ["Meeting", "Tardy", "latest", "meetings", "tardy"]
+__all__ = ["CollectiveInstance", "Lateness", "instances", "latest", "totals"]
 
 _Key = TypeVar("_Key")
 
-#: What must be the same on all ranks of a call. Counts may differ by rank in some.
+#: What must be the same on all ranks of a call. Counts may differ between ranks in some calls.
 _SHARED = ("verb", "dtype", "op", "root")
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """One call of a group: what each rank that came made of it, and who did not come."""
+class CollectiveInstance:
+    """One collective call of a group: the record of each rank that made it, and who did not."""
 
     group: int
     number: int
-    calls: dict[int, Record]  # by rank, in the order of their coming
-    missing: tuple[int, ...]  # ranks that had not come when the trace was written
-    complete: bool  # False also if the records of some rank do not reach back so far
+    calls: dict[int, Record]  # by rank, in the order of arrival
+    missing: tuple[int, ...]  # ranks that had not arrived when the trace was written
+    complete: bool  # False also if the records of some rank do not reach back that far
 
     @property
-    def first(self) -> int:
-        """When the first rank came."""
+    def first_arrival(self) -> int:
+        """When the first rank arrived."""
         return next(iter(self.calls.values())).began
 
     @property
-    def last(self) -> int:
-        """Who came last of those who came."""
+    def last_rank(self) -> int:
+        """The rank that arrived last, of those that arrived."""
         return next(reversed(self.calls))
 
     @property
-    def arrived(self) -> int:
-        """When the last one came."""
-        return self.calls[self.last].began
+    def last_arrival(self) -> int:
+        """When that rank arrived."""
+        return self.calls[self.last_rank].began
 
     @property
     def late(self) -> int:
-        """How much later than the median the last one came, in nanoseconds; of two, the first."""
-        return self.arrived - statistics.median_low(call.began for call in self.calls.values())
+        """Nanoseconds from the median arrival to the last one; of two ranks, from the first."""
+        arrivals = (call.began for call in self.calls.values())
+        return self.last_arrival - statistics.median_low(arrivals)
 
     @property
     def disagree(self) -> bool:
-        """Tell whether the ranks called different things."""
+        """Tell whether the ranks made different calls."""
         if any(call.state == "mismatch" for call in self.calls.values()):
             return True
         kinds = {tuple(getattr(call, name) for name in _SHARED) for call in self.calls.values()}
@@ -62,8 +63,8 @@ class Meeting:
 
 
 @dataclass
-class Tardy:
-    """How often somebody, or some line, came last, and how late in all."""
+class Lateness:
+    """How often one rank, or one source line, came last, and how late: nanoseconds in all."""
 
     calls: int = 0
     late: int = 0
@@ -77,67 +78,69 @@ class Tardy:
 
 
 @dataclass
-class _Group:
+class _GroupCalls:
     members: set[int] = field(default_factory=set)
     calls: dict[int, dict[int, Record]] = field(default_factory=dict)  # by number, by rank
 
 
-def meetings(ranks: Sequence[Rank]) -> list[Meeting]:
-    """All calls that ranks make together, in the order of their beginning."""
-    groups: dict[int, _Group] = {}
+def instances(ranks: Sequence[Rank]) -> list[CollectiveInstance]:
+    """Collect all collective calls, in the order in which they began."""
+    groups: dict[int, _GroupCalls] = {}
     for rank in ranks:
         for call in rank.calls:
             if call.call is None:
-                continue  # a message
-            group = groups.setdefault(call.group, _Group())
+                continue  # a point-to-point message
+            group = groups.setdefault(call.group, _GroupCalls())
             group.members.add(rank.rank)
             group.calls.setdefault(call.call, {})[rank.rank] = call
     if 0 in groups:
-        groups[0].members = {rank.rank for rank in ranks}  # the world, silent ranks included
+        groups[0].members = {rank.rank for rank in ranks}  # the world: ranks without calls too
     found = [
-        _meeting(number, name, calls, group.members, ranks)
-        for number, group in groups.items()
-        for name, calls in group.calls.items()
+        _instance(group_number, number, calls, group.members, ranks)
+        for group_number, group in groups.items()
+        for number, calls in group.calls.items()
     ]
-    return sorted(found, key=lambda meeting: meeting.first)
+    return sorted(found, key=lambda instance: instance.first_arrival)
 
 
-def _meeting(
+def _instance(
     group: int, number: int, calls: dict[int, Record], members: set[int], ranks: Sequence[Rank]
-) -> Meeting:
+) -> CollectiveInstance:
     ordered = dict(sorted(calls.items(), key=lambda item: item[1].began))
     begin = next(iter(ordered.values())).began
     absent = sorted(members - set(calls))
     missing = tuple(rank for rank in absent if _reaches_back(ranks[rank], begin))
-    return Meeting(group, number, ordered, missing, not absent)
+    return CollectiveInstance(group, number, ordered, missing, not absent)
 
 
 def _reaches_back(rank: Rank, time: int) -> bool:
-    """Whether all calls of a rank since then are in the trace, which keeps the last ones only."""
+    """Tell whether the trace, which keeps only the last calls, has all calls since `time`."""
     return not rank.calls or rank.calls[0].sequence == 1 or rank.calls[0].began < time
 
 
-def tardy(found: Sequence[Meeting]) -> tuple[dict[int, Tardy], dict[str, Tardy]]:
-    """Sum up by rank and by line of its source, the worst first."""
-    by_rank: dict[int, Tardy] = {}
-    by_place: dict[str, Tardy] = {}
-    for meeting in _counted(found):
-        last = meeting.calls[meeting.last]
-        by_rank.setdefault(meeting.last, Tardy()).add(meeting.late)
-        by_place.setdefault(last.place or "a line that is not known", Tardy()).add(meeting.late)
-    return _sorted(by_rank), _sorted(by_place)
+def totals(
+    found: Sequence[CollectiveInstance],
+) -> tuple[dict[int, Lateness], dict[str, Lateness]]:
+    """Add the lateness up by rank and by source line, the worst first."""
+    by_rank: dict[int, Lateness] = {}
+    by_line: dict[str, Lateness] = {}
+    for instance in _counted(found):
+        line = instance.calls[instance.last_rank].place or "an unknown line"
+        by_rank.setdefault(instance.last_rank, Lateness()).add(instance.late)
+        by_line.setdefault(line, Lateness()).add(instance.late)
+    return _worst_first(by_rank), _worst_first(by_line)
 
 
-def latest(found: Sequence[Meeting], count: int = 5) -> list[Meeting]:
-    """The calls to which somebody came latest, the worst first."""
-    late = sorted(_counted(found), key=lambda meeting: -meeting.late)
-    return [meeting for meeting in late[:count] if meeting.late > 0]
+def latest(found: Sequence[CollectiveInstance], count: int = 5) -> list[CollectiveInstance]:
+    """Return the calls to which a rank came latest, the worst first."""
+    late = sorted(_counted(found), key=lambda instance: -instance.late)
+    return [instance for instance in late[:count] if instance.late > 0]
 
 
-def _counted(found: Sequence[Meeting]) -> Iterator[Meeting]:
-    """The calls to which all ranks of a group of several came."""
+def _counted(found: Sequence[CollectiveInstance]) -> Iterator[CollectiveInstance]:
+    """Yield the calls that all ranks of a group of several made."""
     return (one for one in found if one.complete and len(one.calls) > 1)
 
 
-def _sorted(table: dict[_Key, Tardy]) -> dict[_Key, Tardy]:
-    return dict(sorted(table.items(), key=lambda item: -item[1].late))
+def _worst_first(entries: dict[_Key, Lateness]) -> dict[_Key, Lateness]:
+    return dict(sorted(entries.items(), key=lambda item: -item[1].late))

@@ -1,4 +1,4 @@
-"""A trace as one page for the browser, which needs nothing else: no network, no other file."""
+"""Write a trace as one HTML page that needs nothing else: no network and no other file."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from unisono.tools.formatting import plain
 from unisono.tools.trace import lateness
 from unisono.tools.trace.bars import Bar
 from unisono.tools.trace.file import Trace
-from unisono.tools.trace.lateness import Meeting
+from unisono.tools.trace.lateness import CollectiveInstance
 
 __all__ = ["page"]
 
-#: What would end the script element, or begin something else in it.
-_UNSAFE = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
+#: Characters that could end the script element, or begin other markup in it.
+_UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 _FIELDS = [one.name for one in fields(Record) if one.name not in ("began", "ended")]
 
 
-def page(trace: Trace, bars: Sequence[Bar], meetings: Sequence[Meeting]) -> str:
-    """The text of the page; whatever comes from the trace is data there, and never markup."""
-    data = json.dumps(_data(trace, bars, meetings), separators=(",", ":"))
+def page(trace: Trace, bars: Sequence[Bar], instances: Sequence[CollectiveInstance]) -> str:
+    """Return the text of the page. What comes from the trace is data in it, never markup."""
+    data = json.dumps(_data(trace, bars, instances), separators=(",", ":"))
     parts = {
         "title": html.escape(plain(f"unisono trace {trace.job}")),
         "style": _asset("page.css"),
@@ -34,7 +34,7 @@ def page(trace: Trace, bars: Sequence[Bar], meetings: Sequence[Meeting]) -> str:
         "draw": _asset("draw.js"),
         "interaction": _asset("interaction.js"),
     }
-    # In one go, so that nothing in a part can be taken for a mark.
+    # In one pass, so that nothing inside a part is taken for a placeholder.
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _asset("page.html"))
 
 
@@ -42,8 +42,10 @@ def _asset(name: str) -> str:
     return (resources.files("unisono.tools.trace") / name).read_text("utf-8")
 
 
-def _data(trace: Trace, bars: Sequence[Bar], meetings: Sequence[Meeting]) -> dict[str, Any]:
-    """Everything the script draws; texts are numbers into one list, for most are the same."""
+def _data(
+    trace: Trace, bars: Sequence[Bar], instances: Sequence[CollectiveInstance]
+) -> dict[str, Any]:
+    """Return what the script draws. Texts are indices into one list, because most repeat."""
     texts: dict[str, int] = {}
 
     def packed(value: str | int | None) -> int | None:
@@ -51,15 +53,15 @@ def _data(trace: Trace, bars: Sequence[Bar], meetings: Sequence[Meeting]) -> dic
 
     rows: list[list[Any]] = [[] for _ in trace.ranks]
     for bar in bars:
-        whom = list(bar.missing) if bar.missing else bar.last
+        awaited = list(bar.missing) if bar.missing else bar.last
         record = [packed(getattr(bar.call, name)) for name in _FIELDS]
-        rows[bar.rank].append([bar.begin, bar.length, bar.wait, bar.lane, whom, *record])
+        rows[bar.rank].append([bar.begin, bar.length, bar.wait, bar.lane, awaited, *record])
     return {
         "job": trace.job,
         "written": trace.written,
         "reason": trace.reason,
         "by": trace.by,
-        "fields": ["begin", "length", "wait", "lane", "whom", *_FIELDS],
+        "fields": ["begin", "length", "wait", "lane", "awaited", *_FIELDS],
         "texts": list(texts),
         "textual": ["verb", "dtype", "op", "place", "state"],
         "ranks": [
@@ -67,11 +69,11 @@ def _data(trace: Trace, bars: Sequence[Bar], meetings: Sequence[Meeting]) -> dic
             for rank in trace.ranks
         ],
         "latest": [
-            {"rank": one.last, "group": one.group, "call": one.number, "late": one.late}
-            for one in lateness.latest(meetings)
+            {"rank": one.last_rank, "group": one.group, "call": one.number, "late": one.late}
+            for one in lateness.latest(instances)
         ],
-        "tardy": [
+        "lateness": [
             {"rank": rank, "calls": one.calls, "late": one.late}
-            for rank, one in lateness.tardy(meetings)[0].items()
+            for rank, one in lateness.totals(instances)[0].items()
         ],
     }
