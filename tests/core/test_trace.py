@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.jobs import Ranks, state_of
+from tests.helpers.paths import ROOT
 from tests.helpers.processes import wait_until
 from unisono import _native, spawn
 from unisono.core import buffers, dispatch, groups
@@ -23,7 +24,7 @@ from unisono.core.dtypes import ReduceOp
 from unisono.errors import LaunchError, MismatchError, UnisonoError
 
 FIELDS = [
-    "sequence", "group", "call", "verb", "dtype", "count", "op", "root", "peer", "place",
+    "sequence", "group", "call", "verb", "dtype", "count", "op", "root", "peer", "call_site",
     "began", "ended", "state",
 ]  # fmt: skip
 
@@ -128,7 +129,7 @@ os._exit(0)
             assert text.index(even) > first and text.index(odd) > second
         trace = trace_of(traces)
         check_states(trace, "mismatch")
-        assert trace["ranks"][2]["calls"][-1]["place"].endswith(odd)
+        assert trace["ranks"][2]["calls"][-1]["call_site"].endswith(odd)
         for rank in range(3):
             ranks[rank].tell()
 
@@ -248,7 +249,7 @@ def test_trace_file(tmp_path: Path, traces: Path) -> None:
         for text in texts:
             assert text.endswith(f"\nthe last calls of all ranks: {path} (unisono trace {path})")
         trace = trace_of(traces)
-        assert (trace["unisono"], trace["version"], trace["size"]) == ("trace", 1, 2)
+        assert (trace["unisono"], trace["version"], trace["size"]) == ("trace", 2, 2)
         assert trace["job"] == ranks.job.name
         assert trace["reason"].startswith("MismatchError: ranks disagree in call 1502")
         for rank, one in enumerate(trace["ranks"]):
@@ -293,9 +294,9 @@ def test_threads_keep_records_too(traces: Path, monkeypatch: pytest.MonkeyPatch)
     source = Path(__file__).read_text().splitlines()
     line = 1 + next(i for i, text in enumerate(source) if text.endswith("# here"))
     for text in spawn(disagree, 2):
-        assert (
-            f"rank 1: all_reduce float64 x 3 sum, call 1 at tests/{Path(__file__).name}:{line}"
-            in (text.replace(str(Path(__file__).parent), "tests"))
+        where = f"tests/core/{Path(__file__).name}:{line}"
+        assert f"rank 1: all_reduce float64 x 3 sum, call 1 at {where}" in text.replace(
+            f"{ROOT}/", ""
         )
     trace = trace_of(traces)
     check_states(trace, "mismatch")

@@ -89,7 +89,7 @@ def test_slow_rank() -> None:
             call_ = status["call"]
             assert (call_["verb"], call_["dtype"], call_["op"]) == ("all_reduce", "float64", "sum")
             assert call_["count"] == (5 if rank == 1 else 7)
-            assert call_["place"].rpartition(":")[0].endswith("rank_side.py")
+            assert call_["call_site"].rpartition(":")[0].endswith("rank_side.py")
             assert call_["state"] == ("done" if rank == 1 else "running")
             assert 0 < status["seconds"] < DEADLINE
         ranks[1].tell()

@@ -19,7 +19,7 @@ import pytest
 
 from tests.helpers.jobs import Ranks, state_of
 from tests.helpers.processes import DEADLINE, wait_until
-from unisono.core.trace import Rank, Record
+from unisono.core.trace import RankReport, Record
 from unisono.tools.trace.file import read
 from unisono.tools.trace.lateness import instances, latest, totals
 
@@ -115,7 +115,7 @@ def test_slow_rank_and_lost_rank(slow: Path, tmp_path: Path) -> None:
     for rank in (0, 1):
         assert told["ranks"][rank]["waits_for"] == [2]
         assert told["ranks"][rank]["call"]["verb"] == "all_reduce"
-        assert told["ranks"][rank]["call"]["place"].endswith(line_of(tmp_path, "# last"))
+        assert told["ranks"][rank]["call"]["call_site"].endswith(line_of(tmp_path, "# last"))
 
 
 def test_what_people_read(slow: Path, tmp_path: Path) -> None:
@@ -223,10 +223,10 @@ def record(sequence: int, began: int, number: int | None = None, group: int = 0)
 
 
 def test_records_that_are_gone_are_not_missing_ranks() -> None:
-    early = Rank(0, 1, "running", [record(1, 100), record(2, 200), record(3, 300)])
+    early = RankReport(0, 1, "running", [record(1, 100), record(2, 200), record(3, 300)])
     # This one has made so many calls that its first is not kept, and has not come to the third.
-    busy = Rank(1, 2, "running", [record(2, 210), record(9, 220, 1, group=4)])
-    silent = Rank(2, 3, "running", [])
+    busy = RankReport(1, 2, "running", [record(2, 210), record(9, 220, 1, group=4)])
+    silent = RankReport(2, 3, "running", [])
     found = {one.number: one for one in instances([early, busy]) if not one.group}
     assert [found[number].missing for number in (1, 2, 3)] == [(), (), (1,)]
     assert [found[number].complete for number in (1, 2, 3)] == [False, True, False]
@@ -234,7 +234,9 @@ def test_records_that_are_gone_are_not_missing_ranks() -> None:
 
 
 def test_lateness_counts_from_the_median() -> None:
-    ranks = [Rank(n, n, "running", [record(1, when)]) for n, when in enumerate((10, 70, 20, 30))]
+    ranks = [
+        RankReport(n, n, "running", [record(1, when)]) for n, when in enumerate((10, 70, 20, 30))
+    ]
     (instance,) = instances(ranks)
     assert (instance.last_rank, instance.late) == (1, 50)
     assert instance.last_arrival - instance.first_arrival == 60
@@ -251,7 +253,7 @@ def trace_data() -> dict[str, Any]:
     """A small trace without a fault."""
     calls = {
         "sequence": 1, "group": 0, "call": 1, "verb": "all_reduce", "dtype": "float32",
-        "count": 8, "op": "sum", "root": None, "peer": None, "place": "train.py:3",
+        "count": 8, "op": "sum", "root": None, "peer": None, "call_site": "train.py:3",
         "began": 1000, "ended": 2000, "state": "done",
     }  # fmt: skip
     ranks = [
@@ -259,7 +261,7 @@ def trace_data() -> dict[str, Any]:
         for n in range(2)
     ]
     return {
-        "unisono": "trace", "version": 1, "job": "a job", "written": "2026-01-01T00:00:00+00:00",
+        "unisono": "trace", "version": 2, "job": "a job", "written": "2026-01-01T00:00:00+00:00",
         "clock": 5000, "by": 0, "reason": "none", "size": 2,
         "fields": list(calls), "ranks": ranks,
     }  # fmt: skip
@@ -290,7 +292,7 @@ WRONG = {
     "deep": ("[" * 100_000, "is not a trace, or only part of one"),
     "foreign": ('{"traceEvents": []}', "not a trace of unisono"),
     "list": ("[1, 2]", "not a trace of unisono"),
-    "later": (changed("version", value=2), "a trace of version 2"),
+    "later": (changed("version", value=3), "a trace of version 3"),
     "no ranks": (changed("ranks", value=[]), "it has 0 ranks, and its size is 2"),
     "swapped": (changed("ranks", 1, "rank", value=0), "there is no rank 1"),
     "short": (changed(*CALL, value=[1]), "call 0 of rank 1 is not a list of 13 fields"),
@@ -367,7 +369,7 @@ def evil(folder: Path, text: str) -> Path:
     data["job"] = data["reason"] = data["written"] = text
     for rank in data["ranks"]:
         rank["state"] = text
-        for name in ("verb", "dtype", "op", "place", "state"):
+        for name in ("verb", "dtype", "op", "call_site", "state"):
             rank["calls"][0][data["fields"].index(name)] = text
     path = folder / "evil.json"
     path.write_text(json.dumps(data))

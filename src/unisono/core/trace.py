@@ -29,7 +29,6 @@ from unisono.errors import CommTimeout, MismatchError, PeerLost, UnisonoError
 __all__ = [
     "FIELDS",
     "LIMIT",
-    "Rank",
     "RankReport",
     "Record",
     "RecordSource",
@@ -68,7 +67,7 @@ class Record:
     op: str | None
     root: int | None
     peer: int | None
-    place: str | None
+    call_site: str | None
     began: int
     ended: int | None = None
     state: str = "running"
@@ -81,7 +80,7 @@ class Record:
         >>> made.age()
         ' at a.py:1, which ended 0.0 s ago'
         """
-        at = f" at {self.place}" if self.place else ""
+        at = f" at {self.call_site}" if self.call_site else ""
         if self.ended is None:
             passed = (time.monotonic_ns() - self.began) / 1e9
             return f"{at}, in which it has been for {passed:.1f} s"
@@ -160,7 +159,7 @@ class Tracer:
         ranks = self.source.look()
         return {
             "unisono": "trace",
-            "version": 1,
+            "version": 2,
             "job": self.job,
             "written": datetime.now(UTC).isoformat(),
             "clock": time.monotonic_ns(),
@@ -244,6 +243,3 @@ def _of_torch(name: str) -> bool:
     # What torch decorates its functions with stands between them and the user.
     glue = ("typing_extensions.py", "contextlib.py", "warnings.py")
     return name.startswith(str(Path(file).parent) + os.sep) or Path(name).name in glue
-
-
-Rank = RankReport  # until tools is merged

@@ -170,7 +170,7 @@ def frame(job: RunningJob, ranks: Sequence[RankStatus], columns: int) -> Iterato
         cells = ("none yet", "", "", "")
         if rank.call is not None:
             group = "world" if rank.call.group == 0 else str(rank.call.group)
-            cells = (call_text(rank.call), group, call_site(rank.call.place), _age(rank))
+            cells = (call_text(rank.call), group, call_site(rank.call.call_site), _age(rank))
         pid = str(rank.pid) if rank.pid else ""
         rows.append((str(rank.rank), pid, plain(rank.state), *cells, rank_list(rank.waits_for)))
     yield from table(rows, columns)
@@ -192,7 +192,7 @@ def _diagnose(ranks: Sequence[RankStatus]) -> Iterator[str]:
         last = "it has called nothing yet"
         if rank.call is not None:
             last = f"{call_text(rank.call)} {_age(rank)}"
-            last += f" at {call_site(rank.call.place)}" if rank.call.place else ""
+            last += f" at {call_site(rank.call.call_site)}" if rank.call.call_site else ""
         yield f"rank {number} keeps {plural(count, 'rank')} waiting: {plain(state)}; {last}"
     if awaited and awaited <= stuck:
         yield f"ranks {rank_list(awaited)} wait for each other: they are in different calls"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unisono import _native
-from unisono.core.trace import Rank, Record
+from unisono.core.trace import RankReport, Record
 from unisono.errors import LaunchError
 from unisono.tools.calls import current_call, seconds_since
 
@@ -54,7 +54,7 @@ class RunningJob:
         found = self._viewer.look()
         clock = time.monotonic_ns()
         return [
-            _status(Rank(rank, pid, state, [Record(*call) for call in calls], missing), clock)
+            _status(RankReport(rank, pid, state, [Record(*call) for call in calls], missing), clock)
             for rank, (pid, state, calls, missing) in enumerate(found)
         ]
 
@@ -63,7 +63,7 @@ class RunningJob:
         return [pid for pid, state, _, _ in self._viewer.look() if pid and state in ALIVE]
 
 
-def _status(rank: Rank, clock: int) -> RankStatus:
+def _status(rank: RankReport, clock: int) -> RankStatus:
     call = current_call(rank.calls)
     seconds = None if call is None else seconds_since(call, clock)
     state = rank.state
@@ -76,7 +76,7 @@ def _status(rank: Rank, clock: int) -> RankStatus:
     return RankStatus(rank.rank, rank.pid, state, call, seconds, waits_for)
 
 
-def _waits_for(rank: Rank, call: Record | None) -> tuple[int, ...]:
+def _waits_for(rank: RankReport, call: Record | None) -> tuple[int, ...]:
     if call is None or call.state != "running":
         return ()
     if call.call is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unisono.core.trace import Rank, Record
+from unisono.core.trace import RankReport, Record
 from unisono.tools.trace.file import Trace
 from unisono.tools.trace.lateness import CollectiveInstance
 
@@ -64,7 +64,7 @@ def bars(trace: Trace, instances: Sequence[CollectiveInstance]) -> list[Bar]:
 
 
 def _bar(
-    rank: Rank,
+    rank: RankReport,
     lane: int,
     call: Record,
     end: int,

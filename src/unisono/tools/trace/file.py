@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unisono.core.trace import FIELDS, Rank, Record
+from unisono.core.trace import FIELDS, RankReport, Record
 from unisono.errors import ArgumentError
 
 __all__ = ["Trace", "read"]
 
-_VERSION = 1
+_VERSION = 2
 #: No clock, count or process number is larger, and the timeline could not be drawn to scale.
 _LIMIT = 2**64
-_TEXTS = {"verb", "dtype", "op", "place", "state"}
-_OPTIONAL = {"call", "dtype", "count", "op", "root", "peer", "place", "ended"}
+_TEXTS = {"verb", "dtype", "op", "call_site", "state"}
+_OPTIONAL = {"call", "dtype", "count", "op", "root", "peer", "call_site", "ended"}
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Trace:
     clock: int
     by: int
     reason: str
-    ranks: tuple[Rank, ...]
+    ranks: tuple[RankReport, ...]
 
 
 def read(path: Path) -> Trace:
@@ -84,7 +84,7 @@ def _trace(content: dict[str, Any]) -> Trace:
     )
 
 
-def _rank(entry: object, rank: int) -> Rank:
+def _rank(entry: object, rank: int) -> RankReport:
     where = f"rank {rank}"
     if not isinstance(entry, dict) or _number(entry, "rank", where) != rank:
         raise _BrokenError(f"there is no {where} at its position in the list")
@@ -92,7 +92,7 @@ def _rank(entry: object, rank: int) -> Rank:
         _call(one, f"call {number} of {where}")
         for number, one in enumerate(_list(entry, "calls", where))
     ]
-    return Rank(rank, _number(entry, "pid", where), _text(entry, "state", where), calls)
+    return RankReport(rank, _number(entry, "pid", where), _text(entry, "state", where), calls)
 
 
 def _call(entry: object, where: str) -> Record:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unisono.core.trace import Rank, Record
+from unisono.core.trace import RankReport, Record
 from unisono.tools.calls import current_call
 from unisono.tools.trace import file, lateness
 from unisono.tools.trace.file import Trace
@@ -38,7 +38,7 @@ class Findings:
             or bool(self.disagreements)
         )
 
-    def waits_for(self, rank: Rank) -> tuple[int, ...]:
+    def waits_for(self, rank: RankReport) -> tuple[int, ...]:
         """Return the ranks that have not arrived at the call in which this rank is."""
         call = current_call(rank.calls)
         for instance in self.instances:
@@ -82,7 +82,7 @@ class Findings:
             ],
         }
 
-    def _rank_data(self, rank: Rank) -> dict[str, Any]:
+    def _rank_data(self, rank: RankReport) -> dict[str, Any]:
         call = current_call(rank.calls)
         return {
             "rank": rank.rank,

@@ -173,12 +173,12 @@ function fillTables() {
     for (const call of row.rank.calls)
       if (failed(call)) broken.push({ row, call });
   table("last failed calls", ["rank", "call", "at", "state"], broken.slice(-8).map(({ row, call }) => ({
-    cells: [row.rank.rank, describe(call), read(call, "place") || "", read(call, "state")], call, bad: true,
+    cells: [row.rank.rank, describe(call), read(call, "call_site") || "", read(call, "state")], call, bad: true,
   })));
   table("largest lateness", ["call", "number", "last", "after median", "at"], data.latest.map((one) => {
     const row = rows[one.rank];
     const call = row.rank.calls.find((it) => read(it, "group") === one.group && read(it, "call") === one.call);
-    return { cells: [describe(call), one.call, "rank " + one.rank, duration(one.late), read(call, "place") || ""], call };
+    return { cells: [describe(call), one.call, "rank " + one.rank, duration(one.late), read(call, "call_site") || ""], call };
   }));
   table("came last", ["rank", "calls", "late in total"], data.lateness.slice(0, 8).map((one) => ({
     cells: ["rank " + one.rank, one.calls, duration(one.late)],
@@ -186,7 +186,7 @@ function fillTables() {
   table("ranks", ["rank", "pid", "state", "call", "at", "state of the call"], data.ranks.map((rank) => {
     const calls = rank.calls;
     const call = calls.find((one) => read(one, "state") === "running") || calls[calls.length - 1];
-    const texts = call ? [describe(call), read(call, "place") || "", read(call, "state")] : ["none", "", ""];
+    const texts = call ? [describe(call), read(call, "call_site") || "", read(call, "state")] : ["none", "", ""];
     return { cells: [rank.rank, rank.pid, rank.state, ...texts], call, bad: lost(rank) };
   }));
 }

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from unisono.core.trace import Rank, Record
+from unisono.core.trace import RankReport, Record
 
 __all__ = ["CollectiveInstance", "Lateness", "instances", "latest", "totals"]
 
@@ -83,7 +83,7 @@ class _GroupCalls:
     calls: dict[int, dict[int, Record]] = field(default_factory=dict)  # by number, by rank
 
 
-def instances(ranks: Sequence[Rank]) -> list[CollectiveInstance]:
+def instances(ranks: Sequence[RankReport]) -> list[CollectiveInstance]:
     """Collect all collective calls, in the order in which they began."""
     groups: dict[int, _GroupCalls] = {}
     for rank in ranks:
@@ -104,7 +104,11 @@ def instances(ranks: Sequence[Rank]) -> list[CollectiveInstance]:
 
 
 def _instance(
-    group: int, number: int, calls: dict[int, Record], members: set[int], ranks: Sequence[Rank]
+    group: int,
+    number: int,
+    calls: dict[int, Record],
+    members: set[int],
+    ranks: Sequence[RankReport],
 ) -> CollectiveInstance:
     ordered = dict(sorted(calls.items(), key=lambda item: item[1].began))
     begin = next(iter(ordered.values())).began
@@ -113,7 +117,7 @@ def _instance(
     return CollectiveInstance(group, number, ordered, missing, not absent)
 
 
-def _reaches_back(rank: Rank, time: int) -> bool:
+def _reaches_back(rank: RankReport, time: int) -> bool:
     """Tell whether the trace, which keeps only the last calls, has all calls since `time`."""
     return not rank.calls or rank.calls[0].sequence == 1 or rank.calls[0].began < time
 
@@ -125,7 +129,7 @@ def totals(
     by_rank: dict[int, Lateness] = {}
     by_line: dict[str, Lateness] = {}
     for instance in _counted(found):
-        line = instance.calls[instance.last_rank].place or "an unknown line"
+        line = instance.calls[instance.last_rank].call_site or "an unknown line"
         by_rank.setdefault(instance.last_rank, Lateness()).add(instance.late)
         by_line.setdefault(line, Lateness()).add(instance.late)
     return _worst_first(by_rank), _worst_first(by_line)

@@ -63,7 +63,7 @@ def _data(
         "by": trace.by,
         "fields": ["begin", "length", "wait", "lane", "awaited", *_FIELDS],
         "texts": list(texts),
-        "textual": ["verb", "dtype", "op", "place", "state"],
+        "textual": ["verb", "dtype", "op", "call_site", "state"],
         "ranks": [
             {"rank": rank.rank, "pid": rank.pid, "state": rank.state, "calls": rows[rank.rank]}
             for rank in trace.ranks

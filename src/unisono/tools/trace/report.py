@@ -53,7 +53,7 @@ def _rank_rows(findings: Findings) -> _Rows:
         cells = ("none", "", "", "")
         if call is not None:
             age = age_text(call, seconds_since(call, findings.trace.clock))
-            cells = (call_text(call), _call_number(call), call_site(call.place), age)
+            cells = (call_text(call), _call_number(call), call_site(call.call_site), age)
         missing = rank_list(findings.waits_for(rank))
         rows.append((str(rank.rank), str(rank.pid), plain(rank.state), *cells, missing))
     return rows
@@ -84,7 +84,7 @@ def _latest_rows(latest: Sequence[CollectiveInstance]) -> _Rows:
                 f"rank {instance.last_rank}",
                 duration(instance.late * NANOSECOND),
                 duration((instance.last_arrival - instance.first_arrival) * NANOSECOND),
-                call_site(call.place),
+                call_site(call.call_site),
             )
         )
     return rows
@@ -93,6 +93,6 @@ def _latest_rows(latest: Sequence[CollectiveInstance]) -> _Rows:
 def _disagreement_rows(instance: CollectiveInstance) -> _Rows:
     sides: dict[tuple[str, str], list[int]] = {}
     for rank, call in instance.calls.items():
-        sides.setdefault((call_text(call), call_site(call.place)), []).append(rank)
+        sides.setdefault((call_text(call), call_site(call.call_site)), []).append(rank)
     rows: _Rows = [("ranks", "call", "at")]
     return rows + [(rank_list(ranks), *side) for side, ranks in sides.items()]
