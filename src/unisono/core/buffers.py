@@ -115,7 +115,7 @@ class Output:
 
 
 def output_like(tensor: Any, shape: Sequence[int] | None = None) -> Output:
-    """Make room for a result of the same kind and dtype, with `shape` if it is given.
+    """Make a new tensor for a result, of the same kind and dtype, with `shape` if it is given.
 
     >>> output_like(np.zeros((2, 3), np.float32), (4, 3)).buffer
     Buffer(float32 x 12)
@@ -130,7 +130,12 @@ def output_like(tensor: Any, shape: Sequence[int] | None = None) -> Output:
     try:
         size = tuple(tensor.shape if asked is None else asked)
         made = _empty(kind, size, tensor)
-    except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # each has its own words
+    except (
+        ValueError,
+        TypeError,
+        RuntimeError,
+        OverflowError,
+    ) as error:  # each framework has its own texts
         if type(error).__name__ == "OutOfMemoryError":
             raise  # a GPU that is full is not the caller's mistake
         what = f"like {_describe(tensor)}" if asked is None else f"of shape {tuple(asked)}"
@@ -165,7 +170,7 @@ def _empty_mindspore(size: Sequence[int], dtype: Any) -> Any:
 
 
 def concatenated(parts: Sequence[Buffer]) -> Any:
-    """A new flat array with the elements of several buffers, one behind the other."""
+    """A new flat array with the elements of several buffers, one after the other."""
     if parts[0].device == "cpu":
         return np.concatenate([part.array for part in parts])
     return sys.modules["torch"].cat([_flat(part) for part in parts])
@@ -180,7 +185,7 @@ def empty_for(parts: Sequence[Buffer]) -> Any:
 
 
 def unpack_into(whole: Any, parts: Sequence[Buffer]) -> None:
-    """Copy the elements of a flat array to several buffers, and on to where those belong."""
+    """Copy the elements of a flat array to several buffers, and back to their tensors."""
     start = 0
     for part in parts:
         piece = whole[start : start + part.count]
@@ -289,8 +294,8 @@ def _view_mindspore(tensor: Any) -> Buffer:
     # data_ptr() waits for operators that are under way, those that read this tensor included.
     if tensor.is_contiguous():
         return Buffer(tensor.data_ptr(), count, dtype, tensor)
-    # Its own copy_ does not write strided CPU memory, so NumPy looks at the same strides; those of
-    # stride(), for `strides` tells what they would be if the tensor were contiguous.
+    # Its own copy_ does not write strided CPU memory, so NumPy views the same strides: those of
+    # stride(), because `strides` says what they would be if the tensor were contiguous.
     strides = [step * dtype.itemsize for step in tensor.stride()]
     reach = sum((n - 1) * s for n, s in zip(tensor.shape, strides, strict=True))
     memory = (ctypes.c_char * (reach + dtype.itemsize)).from_address(tensor.data_ptr())

@@ -1,9 +1,9 @@
 """Objects as bytes: pickled, or as plain data where UNISONO_PICKLE=0 forbids that.
 
-Unpickling runs whatever code the sender likes. Plain data goes through msgpack, which can only make
-values of the kinds listed here. The first byte tells how the rest is written, so that a rank which
-refuses pickle never unpickles; a sender who cannot write an object sends the reason instead, so
-that the others do not wait for it.
+Unpickling runs any code that the sender chooses. Plain data goes through msgpack, which can only
+make values of the kinds listed here. The first byte says how the rest is encoded, so that a rank
+that refuses pickle never unpickles; a sender that cannot encode an object sends the reason instead,
+so that the others do not wait for it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def pickle_is_allowed() -> bool:
 
 
 def encode(thing: Any) -> tuple[bytes, Exception | None]:
-    """An object as bytes. If it cannot be, the bytes tell the receivers why, and so does the error,
-    which the sender raises once they are sent.
+    """An object as bytes; if that fails, bytes that tell receivers why, and the error.
+
+    The sender raises the error once the bytes are sent.
     """
     try:
         if pickle_is_allowed():
@@ -55,7 +56,7 @@ def encode(thing: Any) -> tuple[bytes, Exception | None]:
 
 
 def decode(data: bytes, rank: int) -> Any:
-    """The object that `rank` encoded; raises if it could not, or in a way that is refused here."""
+    """The object that `rank` encoded; raises if it could not, or if that is refused here."""
     mark, body = data[:1], data[1:]
     if mark == _REFUSAL:
         text = body.decode(errors="replace")
@@ -185,14 +186,16 @@ def _is_torch_dtype(thing: Any) -> bool:
 def _torch_dtype(name: str) -> Any:
     dtype = getattr(_torch(), name)
     if not isinstance(dtype, _torch().dtype):
-        raise ArgumentError(f"torch.{name} is no dtype")
+        raise ArgumentError(f"torch.{name} is not a dtype")
     return dtype
 
 
 def _torch() -> Any:
     torch = sys.modules.get("torch")
     if torch is None:
-        raise Unsupported("a torch tensor came, but this rank has not imported torch; do so first")
+        raise Unsupported(
+            "a torch tensor was received, but this rank has not imported torch; import it first"
+        )
     return torch
 
 

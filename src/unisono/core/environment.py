@@ -1,4 +1,4 @@
-"""Who am I, and how many are we: rank and size from the environment of any launcher."""
+"""Rank, size and job of this process, read from the environment of any launcher."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 @dataclass(frozen=True)
 class Launch:
-    """One rank's place in a job, as its launcher described it.
+    """One rank of a job, as its launcher described it.
 
-    `job` names the job, the same on all its ranks; `secret` is what only they know. A job that only
-    an address and a port name is not `is_named`, for another may have the same. `store` is a place
-    where all of them can read and write (set, get and add, as torch's stores have them), and
-    `hosts` names each rank's host (an identity and a name), where these are known.
+    `job` names the job, the same on all its ranks; `secret` is known to them alone. A job that is
+    known only by an address and a port is not `is_named`, because another may have the same. All
+    ranks can read and write `store` (set, get and add, as torch's stores have them), and `hosts`
+    names each rank's host (an identity and a name), where these are known.
     """
 
     rank: int
@@ -69,23 +69,23 @@ def find(environ: Mapping[str, str] = os.environ) -> Launch:
         raise _half_set(environ, "WORLD_SIZE", "RANK")
     if environ.get("PMIX_RANK"):
         raise LaunchError(
-            f"PMIX_RANK is {environ['PMIX_RANK']!r}, but PMIx tells no size; start with mpirun or "
+            f"PMIX_RANK is {environ['PMIX_RANK']!r}, but PMIx gives no size; start with mpirun or "
             "srun, or set UNISONO_RANK, UNISONO_SIZE and UNISONO_JOB"
         )
     return Launch(0, 1, 0, 1, secrets.token_hex(16), "alone", secrets.token_bytes(32))
 
 
 def from_file(path: str | Path, rank: int, size: int) -> Launch:
-    """Meet through a file that all ranks of this host can open: it tells them a secret name.
+    """Find each other through a file that all ranks of this host can open: it holds a secret name.
 
-    Whoever comes first writes it, into a new file or an empty one. Remove the file when all have
-    joined, for a later job must not find this one's name.
+    The first rank writes it, into a new file or an empty one. Remove the file when all have
+    joined, because a later job must not find the name of this one.
     """
-    place = Path(path)
+    file_path = Path(path)
     try:
-        descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(file_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise LaunchError(f"cannot open {str(place)!r}: {error.strerror}") from error
+        raise LaunchError(f"cannot open {str(file_path)!r}: {error.strerror}") from error
     with open(descriptor, "r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         text = file.read(200)
@@ -96,8 +96,8 @@ def from_file(path: str | Path, rank: int, size: int) -> Launch:
     match = re.fullmatch(r"unisono ([0-9a-f]{32}) ([0-9a-f]{64})", text)
     if match is None:
         raise LaunchError(
-            f"{str(place)!r} is not empty, and another program wrote it; name a file that does not "
-            "exist yet"
+            f"{str(file_path)!r} is not empty, and another program wrote it; name a file "
+            "that does not exist yet"
         )
     job = _join("file", [match[1]])
     return Launch(rank, size, rank, size, job, "file", bytes.fromhex(match[2]))
@@ -127,7 +127,7 @@ def timeout(seconds: float | None = None, environ: Mapping[str, str] = os.enviro
 
 
 def given_secret(environ: Mapping[str, str] = os.environ) -> bytes:
-    """The job's secret, if whoever started it has set UNISONO_SECRET; else nothing.
+    """The job's secret, if UNISONO_SECRET is set; else nothing.
 
     >>> given_secret({"UNISONO_SECRET": "00ff"})
     b'\\x00\\xff'
@@ -135,7 +135,7 @@ def given_secret(environ: Mapping[str, str] = os.environ) -> bytes:
     try:
         return bytes.fromhex(environ.get("UNISONO_SECRET", ""))
     except ValueError:
-        # The value stays out of the text, for errors end up in logs.
+        # The value stays out of the text, because errors end up in logs.
         raise LaunchError(
             "UNISONO_SECRET is not hexadecimal; leave it to `unisono run`, or unset it"
         ) from None
@@ -176,8 +176,8 @@ def _torchrun(environ: Mapping[str, str]) -> Launch | None:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if size > 1 and not environ.get(name):
             raise _half_set(environ, "RANK", name)
-    told = bool(environ.get("LOCAL_WORLD_SIZE"))
-    known = size if not told and _is_here(address) else None
+    given = bool(environ.get("LOCAL_WORLD_SIZE"))
+    known = size if not given and _is_here(address) else None
     local = _local(environ, rank, size, "LOCAL_RANK", "LOCAL_WORLD_SIZE", known)
     parts = [address, port]
     source = "environment"
@@ -195,7 +195,7 @@ def _msrun(environ: Mapping[str, str]) -> Launch | None:
     if not role:
         return None
     if role == "MS_SCHED":
-        # msrun runs the script once more as its scheduler, whom we do not need: let it leave.
+        # msrun runs the script once more as its scheduler, which we do not need: let it end.
         raise SystemExit(0)
     if role != "MS_WORKER":
         raise LaunchError(f"MS_ROLE is {role!r}, and only an MS_WORKER is a rank; start with msrun")
@@ -208,10 +208,10 @@ def _msrun(environ: Mapping[str, str]) -> Launch | None:
     host = environ.get("MS_SCHED_HOST", "")
     if not host and size > 1:
         raise _half_set(environ, "MS_ROLE", "MS_SCHED_HOST")
-    # msrun does not tell how many ranks are local, and DEVICE_ID may be any device on one host.
-    told = bool(environ.get("UNISONO_LOCAL_SIZE"))
-    known = size if not told and _is_here(host) else None
-    local_rank = "DEVICE_ID" if told else "UNISONO_LOCAL_RANK"
+    # msrun does not say how many ranks are local, and DEVICE_ID may be any device on one host.
+    given = bool(environ.get("UNISONO_LOCAL_SIZE"))
+    known = size if not given and _is_here(host) else None
+    local_rank = "DEVICE_ID" if given else "UNISONO_LOCAL_RANK"
     local = _local(environ, rank, size, local_rank, "UNISONO_LOCAL_SIZE", known)
     # Without --join msrun ends before its workers, so their parent says nothing.
     job = _join("msrun", [host, environ.get("MS_SCHED_PORT", "")])
@@ -260,7 +260,7 @@ def _slurm(environ: Mapping[str, str]) -> Launch | None:
     return Launch(rank, size, *local, job, "Slurm")
 
 
-# ---- numbers and places --------------------------------------------------------------------------
+# ---- numbers and hosts ---------------------------------------------------------------------------
 
 
 def _half_set(environ: Mapping[str, str], present: str, missing: str) -> LaunchError:
@@ -323,7 +323,7 @@ def _local(
 
 
 def _is_here(host: str) -> bool:
-    """Whether an address or a name means this host: nobody can bind an address of another."""
+    """Whether an address or a name means this host: no other host's address can be bound."""
     if not host or host == "localhost":
         return True
     try:
@@ -372,7 +372,7 @@ def _join(kind: str, parts: list[str]) -> str:
 
 
 def _launcher_of_one_host(variable: str, size: int, local: tuple[int, int]) -> list[str]:
-    """The launcher's process, which tells two jobs apart; each host has its own, so only on one."""
+    """The launcher's process, which tells two jobs apart; only if one launcher started all ranks."""
     return [str(_launcher(variable))] if local[1] == size else []
 
 

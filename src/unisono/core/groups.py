@@ -34,7 +34,7 @@ WORLD_NAMES = ("world", "hccl_world_group", "nccl_world_group", "mccl_world_grou
 
 
 class _Number(int):
-    """A number that may be called too: torch's groups have methods where ours have attributes."""
+    """A number that can also be called: torch's groups have methods where ours have attributes."""
 
     def __call__(self) -> int:
         return int(self)
@@ -69,8 +69,8 @@ class Group:
     def split(self, ranks: Sequence[int], name: str | None = None) -> Group:
         """Make a group of these ranks of this group, in the given order.
 
-        Members must all call it; for others it makes a group they are not in. Nobody waits for
-        ranks outside the new group.
+        All members must call it; on other ranks it makes a group that they are not in. No rank
+        waits for ranks outside the new group.
         """
         chosen = tuple(as_ints(ranks, "ranks"))
         if not chosen:
@@ -104,9 +104,9 @@ class Group:
     def shrink(self, exclude: Sequence[int] = (), *, world: bool = False) -> Group:
         """Make a group of the members that are alive, but for the ranks to `exclude`.
 
-        All of them must call it, as they do when a call has told them that a rank is lost. Calls of
-        this group that are under way end with an error, and it is of no more use. With `world` the
-        new group replaces the world: its ranks are counted anew, and every other group is closed.
+        All of them must call it, as they do when a call has failed because a rank is lost. Calls of
+        this group that are under way end with an error, and it can no longer be used. With `world`
+        the new group replaces the world: ranks are numbered anew, and every other group is closed.
         """
         excluded = tuple(as_ints(exclude, "the ranks to exclude"))
         for rank in excluded:
@@ -128,12 +128,12 @@ class Group:
         name = f"{self.name}/{','.join(map(str, world_ranks))}#{times}"
         child = Group(name, world_ranks, engine, engine.rank, self._state)
         self._state.named[name] = child
-        if self is not self._state.world:  # the world holds the job until all groups are closed
+        if self is not self._state.world:  # the world keeps the job until all groups are closed
             self.close()
         return child
 
     def _replace_world(self, engine: Engine) -> Group:
-        """Go on as a world of these ranks; what was the world is closed together with it."""
+        """Continue as a world of these ranks; the old world is closed together with it."""
         state = self._state
         for group in list(state.named.values()):
             if group is not state.world:
@@ -196,8 +196,8 @@ def init(
 ) -> Group:
     """Join the world that the launcher described, or that `launch` does, and return it.
 
-    In a rank that `unisono.spawn` or a test started the world is there already: the first call
-    returns it (whoever starts the rank leaves the world not `claimed`).
+    In a rank that `unisono.spawn` or a test started the world exists already: the first call
+    returns it (the world is left not `claimed` for that).
     """
     global _launch
     state = _state()
@@ -208,7 +208,7 @@ def init(
         return state.world
     launch = launch or environment.find()
     if _forked and launch == _launch and launch.size > 1:
-        raise NotReady(_FORKED)  # the parent has that place, and nobody else will come
+        raise NotReady(_FORKED)  # the parent is that rank, and no other will join
     chosen = registry.choose(engine, launch)
     _launch = launch
     return install(chosen.open(launch, environment.timeout(timeout)), claimed=claimed)
@@ -292,7 +292,7 @@ def _state() -> _State | None:
 
 
 def _forget_in_child() -> None:
-    """A forked child shares the parent's memory but not its place: it must not speak for it."""
+    """A forked child shares the parent's memory but is not its rank: it must not act as it."""
     global _process, _forked
     if _process is not None:
         _process = None

@@ -1,8 +1,8 @@
-"""What every rank called last, and the file that tells it when a call has failed.
+"""What every rank called last, and the file that holds it when a call has failed.
 
-Engines of our own keep the last calls of each rank. When ranks disagree, are lost or wait in vain,
-one rank of the job writes all of them to one file, for `unisono trace` to draw; the error says
-where it is. `UNISONO_TRACE` names the folder for such files (the temporary one if it is not set);
+Engines `shm` and `threads` keep the last calls of each rank. When ranks disagree, are lost or reach
+a deadline, one rank of the job writes all of them to one file, which `unisono trace` draws; the
+error names it. `UNISONO_TRACE` names the folder for such files (the temporary one if it is not set);
 0 means that none are written.
 """
 
@@ -94,7 +94,7 @@ _row = operator.attrgetter(*FIELDS)
 
 @dataclass(slots=True)
 class RankReport:
-    """One rank of a job: its process, how that is doing, and its last calls in order.
+    """One rank of a job: its process, the state of that, and its last calls in order.
 
     `missing` are the world ranks for which its call waits, where that is known.
     """
@@ -136,7 +136,7 @@ class Tracer:
     source: RecordSource
 
     def explain(self, error: UnisonoError) -> None:
-        """Let the error end with the name of the file, if one was written."""
+        """Add the name of the file to the error, if one was written."""
         path = _path(self.job) if type(error) in _STATES else None
         if path is not None and self._write(path, error):
             line = f"the last calls of all ranks: {path} (unisono trace {path})"
@@ -189,7 +189,7 @@ def _path(job: str) -> Path | None:
 
 
 def _store(path: Path, page: dict[str, Any]) -> None:
-    """Write the file under a name of its own (mode 0600), and then give it the known one."""
+    """Write the file under a temporary name (mode 0600), then rename it."""
     handle, draft = tempfile.mkstemp(prefix=".unisono-trace-", dir=path.parent)
     try:
         with os.fdopen(handle, "w") as file:
@@ -200,7 +200,7 @@ def _store(path: Path, page: dict[str, Any]) -> None:
         raise
 
 
-# ---- the line of the user's source; native/bind_places.hpp does the same ------------------------
+# ---- the call site; native/call_site.hpp does the same -------------------------------------------
 
 _foreign: dict[str, bool] = {}  # by file: whether it is neither ours nor torch's
 
@@ -212,7 +212,7 @@ def call_site() -> str | None:
     '<doctest unisono.core.trace.call_site[0]>:1'
     """
     frame: FrameType | None = sys._getframe(1)
-    beside: FrameType | None = None  # the first that is torch's
+    in_torch: FrameType | None = None  # the first that is torch's
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith(_PACKAGE):
@@ -220,9 +220,9 @@ def call_site() -> str | None:
                 _foreign[name] = not _of_torch(name)
             if _foreign[name]:
                 break
-            beside = beside or frame
+            in_torch = in_torch or frame
         frame = frame.f_back
-    frame = frame or beside
+    frame = frame or in_torch
     if frame is None:
         return None
     return f"{frame.f_code.co_filename.removeprefix(_here())}:{frame.f_lineno}"

@@ -440,7 +440,7 @@ from unisono.core import rendezvous
 store = dist.FileStore({path!r}, 2)
 launch = {{}}
 def meet():
-    launch[0] = rendezvous.meet(store, rank, 2, "a test")
+    launch[0] = rendezvous.exchange_hosts(store, rank, 2, "a test")
 error = fault(meet)
 say(secret=launch[0].secret.hex() if launch else None, job=launch[0].job if launch else "", **error)
 hear()

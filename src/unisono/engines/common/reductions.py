@@ -1,4 +1,4 @@
-"""Reductions in NumPy, one pair at a time in rank order: what every engine of ours must equal."""
+"""Reductions in NumPy, one pair at a time in rank order: every engine must give these bits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _plain_sum(operands: Sequence[Array]) -> Array:
 
 
 def divided(total: Array, count: int) -> Array:
-    """A sum of floats divided by how many they were; 16-bit floats in float32, rounded once."""
+    """A sum of floats divided by their number; 16-bit floats in float32, rounded once."""
     dtype = total.dtype
     # Parts of a complex number are divided each for itself, as the native kernel does.
     parts = total.view(total.real.dtype) if dtype.kind == "c" else total
@@ -59,7 +59,7 @@ def divided(total: Array, count: int) -> Array:
 
 
 def _smaller(a: Array, b: Array) -> Array:
-    return np.where(~(b >= a) & (a == a), b, a)  # a NaN is handed on, the first one if several
+    return np.where(~(b >= a) & (a == a), b, a)  # a NaN is passed on, the first one if several
 
 
 def _larger(a: Array, b: Array) -> Array:
@@ -98,7 +98,7 @@ def _integer_average(operands: Sequence[Array]) -> Array:
 
 
 def shares_of(count: int, size: int) -> list[int]:
-    """How a vector is shared out for a reduction: as equally as it goes.
+    """How a vector is divided for a reduction: as equally as possible.
 
     >>> shares_of(8, 3)
     [3, 3, 2]

@@ -41,7 +41,7 @@ def through_store(launch: Launch, timeout: float) -> Launch:
             store, _, _ = next(iter(dist.rendezvous(url, timeout=timedelta(seconds=timeout))))
         # Of our own, because others use this store as well.
         ours = dist.PrefixStore("unisono", store)
-        return rendezvous.meet(ours, launch.rank, launch.size, launch.source)
+        return rendezvous.exchange_hosts(ours, launch.rank, launch.size, launch.source)
     except RuntimeError as error:
         place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         text = str(error).splitlines()[0]

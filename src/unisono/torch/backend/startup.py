@@ -27,7 +27,9 @@ def create(options: Any, backend_options: Any) -> UnisonoGroup:
 
 def _open(options: Any) -> Group:
     """A world of its own: torch's default group, or a group beside another backend's."""
-    launch = rendezvous.meet(options.store, options.group_rank, options.group_size, "torch's store")
+    launch = rendezvous.exchange_hosts(
+        options.store, options.group_rank, options.group_size, "torch's store"
+    )
     timeout = environment.timeout(options.timeout.total_seconds())
     engine = registry.choose(None, launch).open(launch, timeout)
     ranks = options.global_ranks_in_group or range(engine.size)
