@@ -372,7 +372,7 @@ def _join(kind: str, parts: list[str]) -> str:
 
 
 def _launcher_of_one_host(variable: str, size: int, local: tuple[int, int]) -> list[str]:
-    """The launcher's process, which tells two jobs apart; only if one launcher started all ranks."""
+    """The launcher's process, which tells two jobs apart, if one launcher started all ranks."""
     return [str(_launcher(variable))] if local[1] == size else []
 
 

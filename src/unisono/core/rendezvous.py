@@ -1,4 +1,4 @@
-"""Rendezvous through a store: ranks tell each other their hosts, and agree on a job and a secret."""
+"""Rendezvous through a store: ranks exchange their hosts, and agree on a job and a secret."""
 
 from __future__ import annotations
 
