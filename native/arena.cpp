@@ -25,8 +25,9 @@ namespace unisono {
 
 namespace {
 
-constexpr std::size_t plenty = ~std::size_t{0} >> 2;    // where the kernel names no limit
-constexpr std::size_t farthest = std::size_t{1} << 44;  // of groups: an Entry has 32 bits for pages
+constexpr std::size_t unlimited = ~std::size_t{0} >> 2;  // where the kernel names no limit
+constexpr std::size_t max_group_offset = std::size_t{1}
+                                         << 44;  // of groups: an Record has 32 bits for pages
 
 /// The number behind `pattern` in a file of the kernel, or `otherwise`.
 std::size_t read_number(const std::string& path, const char* pattern, std::size_t otherwise) {
@@ -43,7 +44,7 @@ std::size_t read_number(const std::string& path, const char* pattern, std::size_
 /// What the memory limit of our control group leaves, whose page cache can go; for both versions of
 /// control groups. Past that limit the kernel does not refuse, it kills: so we ask first.
 std::size_t left_by_control_group() {
-    std::size_t left = plenty;
+    std::size_t left = unlimited;
     std::FILE* file = std::fopen("/proc/self/cgroup", "r");
     if (file == nullptr) return left;
     char line[512], path[400];
@@ -53,7 +54,7 @@ std::size_t left_by_control_group() {
         if (!second && std::sscanf(line, "%*d:memory:%399s", path) != 1) continue;
         folder += second ? path : std::string("/memory") + path;
         const std::size_t limit = read_number(
-            folder + (second ? "/memory.max" : "/memory.limit_in_bytes"), "%zu", plenty);
+            folder + (second ? "/memory.max" : "/memory.limit_in_bytes"), "%zu", unlimited);
         const std::size_t used =
             read_number(folder + (second ? "/memory.current" : "/memory.usage_in_bytes"), "%zu", 0);
         const std::size_t cache = read_number(
@@ -66,7 +67,7 @@ std::size_t left_by_control_group() {
 
 /// Memory that the kernel could still give, in bytes.
 std::size_t available_memory() {
-    const std::size_t host = read_number("/proc/meminfo", "MemAvailable: %zu kB", plenty >> 10)
+    const std::size_t host = read_number("/proc/meminfo", "MemAvailable: %zu kB", unlimited >> 10)
                              << 10;
     return std::min(host, left_by_control_group());
 }
@@ -110,10 +111,10 @@ std::size_t length_of(int fd) {
 
 }  // namespace
 
-ArenaPlan::ArenaPlan(int size) {
+ArenaLayout::ArenaLayout(int size) {
     const auto n = static_cast<std::size_t>(size);
-    residents = sizeof(JobHeader);
-    channels = residents + n * sizeof(Resident);
+    rank_infos = sizeof(JobHeader);
+    channels = rank_infos + n * sizeof(RankInfo);
     logs = round_up(channels + n * n * sizeof(Channel), page);
     log = round_up(sizeof(LogMemory), page);
     rings = logs + n * log;
@@ -139,22 +140,22 @@ int Arena::create(int size) {
     const int fd = memfd_create("unisono", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) refuse_system("memfd_create");
     try {
-        const ArenaPlan plan(size);
-        commit_pages(fd, 0, plan.logs);
-        lengthen(fd, plan.world);
+        const ArenaLayout layout(size);
+        commit_pages(fd, 0, layout.logs);
+        lengthen(fd, layout.world);
         // Nobody can shrink the file under the others, which would be SIGBUS for them.
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK);
-        Mapping mapping(fd, 0, plan.logs);
+        Mapping mapping(fd, 0, layout.logs);
         auto* header = new (mapping.data()) JobHeader{};
         for (int rank = 0; rank < size; ++rank)
-            new (mapping.data() + plan.residents +
-                 static_cast<std::size_t>(rank) * sizeof(Resident)) Resident;
+            new (mapping.data() + layout.rank_infos +
+                 static_cast<std::size_t>(rank) * sizeof(RankInfo)) RankInfo;
         for (int pair = 0; pair < size * size; ++pair)
-            new (mapping.data() + plan.channels + static_cast<std::size_t>(pair) * sizeof(Channel))
-                Channel;
-        header->layout = arena_layout;
+            new (mapping.data() + layout.channels +
+                 static_cast<std::size_t>(pair) * sizeof(Channel)) Channel;
+        header->layout_version = arena_layout_version;
         header->size = static_cast<std::uint32_t>(size);
-        header->next_offset.store(plan.world, std::memory_order_relaxed);
+        header->next_offset.store(layout.world, std::memory_order_relaxed);
         header->magic = arena_magic;
     } catch (...) {
         close(fd);
@@ -163,27 +164,28 @@ int Arena::create(int size) {
     return fd;
 }
 
-Arena::Arena(int fd) : Arena(fd, Taken{}) {
+Arena::Arena(int fd) : Arena(fd, AdoptFd{}) {
     {
         const Mapping first(fd, 0, page);
         const auto* header = reinterpret_cast<const JobHeader*>(first.data());
-        if (header->magic != arena_magic || header->layout != arena_layout)
+        if (header->magic != arena_magic || header->layout_version != arena_layout_version)
             throw Failure(Fault::system,
                           "the ranks run different versions of unisono; "
                           "install the same one for all of them");
         const std::uint32_t size = header->size;
-        if (size < 1 || size > max_ranks || ArenaPlan(static_cast<int>(size)).world > length_of(fd))
+        if (size < 1 || size > max_ranks ||
+            ArenaLayout(static_cast<int>(size)).world > length_of(fd))
             throw damaged(format("it is said to be of %u ranks", size));
         size_ = static_cast<int>(size);
     }
-    const ArenaPlan plan(size_);
-    cell_bytes_ = plan.cell;
-    rings_offset_ = plan.rings;
-    world_offset_ = plan.world;
-    base_ = std::make_shared<Mapping>(fd, 0, plan.world);
+    const ArenaLayout layout(size_);
+    cell_bytes_ = layout.cell;
+    rings_offset_ = layout.rings;
+    world_offset_ = layout.world;
+    base_ = std::make_shared<Mapping>(fd, 0, layout.world);
     header_ = reinterpret_cast<JobHeader*>(base_->data());
-    residents_ = reinterpret_cast<Resident*>(base_->data() + plan.residents);
-    channels_ = reinterpret_cast<Channel*>(base_->data() + plan.channels);
+    rank_infos_ = reinterpret_cast<RankInfo*>(base_->data() + layout.rank_infos);
+    channels_ = reinterpret_cast<Channel*>(base_->data() + layout.channels);
     logs_ = std::make_unique<Log[]>(static_cast<std::size_t>(size_));
 }
 
@@ -193,41 +195,43 @@ Arena::~Arena() {
     close(fd_);
 }
 
-void Arena::enter(int rank) {
+void Arena::register_rank(int rank) {
     if (rank < 0 || rank >= size_)
         throw damaged(format("rank %d is in a job that is said to be of %d", rank, size_));
-    Resident& self = resident(rank);
-    const ArenaPlan plan(size_);
-    const std::size_t place = plan.logs + static_cast<std::size_t>(rank) * plan.log;
-    commit(place, plan.log);
-    log(rank).attach(new (base_->data() + place) LogMemory{});
+    RankInfo& self = rank_info(rank);
+    const ArenaLayout layout(size_);
+    const std::size_t offset = layout.logs + static_cast<std::size_t>(rank) * layout.log;
+    commit(offset, layout.log);
+    log(rank).attach(new (base_->data() + offset) LogMemory{});
     self.session = getsid(0);
-    self.started = look_at(getpid()).started;
+    self.started = read_process_state(getpid()).started;
     cpu_set_t mask;
     CPU_ZERO(&mask);
     if (sched_getaffinity(0, sizeof mask, &mask) == 0)
         for (int core = 0; core < max_cores && core < CPU_SETSIZE; ++core)
             if (CPU_ISSET(core, &mask)) self.cores[core / 64] |= std::uint64_t{1} << (core % 64);
-    self.pid.store(getpid(), std::memory_order_release);  // pairs with the acquire in meet()
+    self.pid.store(getpid(),
+                   std::memory_order_release);  // pairs with the acquire in connect_peers()
 }
 
 void Arena::leave(int rank) noexcept {
-    resident(rank).left.store(1, std::memory_order_release);  // pairs with Mailbox's look at `left`
-    for (int peer = 0; peer < size_; ++peer) ::unisono::ring(resident(peer).doorbell);
+    rank_info(rank).left.store(1,
+                               std::memory_order_release);  // pairs with Mailbox's look at `left`
+    for (int peer = 0; peer < size_; ++peer) ::unisono::ring(rank_info(peer).doorbell);
 }
 
-void Arena::meet(int rank) {
+void Arena::connect_peers(int rank) {
     const std::lock_guard lock(mutex_);
     if (!handles_.empty())
         return;  // ranks that are threads share this object: one meeting is enough
-    const ArenaPlan plan(size_);
+    const ArenaLayout layout(size_);
     bool one_session = true;
     for (int peer = 0; peer < size_; ++peer) {
-        const Resident& other = resident(peer);
-        const pid_t pid = other.pid.load(std::memory_order_acquire);  // pairs with enter()
-        one_session = one_session && other.session == resident(rank).session;
-        log(peer).attach(reinterpret_cast<LogMemory*>(base_->data() + plan.logs +
-                                                      static_cast<std::size_t>(peer) * plan.log));
+        const RankInfo& other = rank_info(peer);
+        const pid_t pid = other.pid.load(std::memory_order_acquire);  // pairs with register_rank()
+        one_session = one_session && other.session == rank_info(rank).session;
+        log(peer).attach(reinterpret_cast<LogMemory*>(base_->data() + layout.logs +
+                                                      static_cast<std::size_t>(peer) * layout.log));
         const bool ourselves = peer == rank || pid == getpid();
         const long handle = ourselves ? -1 : syscall(SYS_pidfd_open, pid, 0);
         if (!ourselves && handle < 0 && errno != ESRCH) refuse_system("pidfd_open");
@@ -237,16 +241,16 @@ void Arena::meet(int rank) {
     for (int one = 0; one < size_; ++one) {
         int sharing = 0;
         int cores = 0;
-        for (const std::uint64_t word : resident(one).cores) cores += std::popcount(word);
+        for (const std::uint64_t word : rank_info(one).cores) cores += std::popcount(word);
         for (int two = 0; two < size_; ++two) {
             bool meets = false;
             for (int word = 0; word < max_cores / 64; ++word)
-                meets = meets || (resident(one).cores[word] & resident(two).cores[word]) != 0;
+                meets = meets || (rank_info(one).cores[word] & rank_info(two).cores[word]) != 0;
             sharing += meets ? 1 : 0;
         }
-        crowded_ = crowded_ || sharing > cores;
+        oversubscribed_ = oversubscribed_ || sharing > cores;
     }
-    patience_ = choose_patience(crowded_, one_session);
+    spin_policy_ = choose_spin_policy(oversubscribed_, one_session);
 }
 
 void Arena::commit_ring(int from, int to) {
@@ -260,8 +264,8 @@ void Arena::release_ring(int from, int to) noexcept {
 std::size_t Arena::allocate(std::size_t bytes) {
     const std::size_t offset =
         header_->next_offset.fetch_add(round_up(bytes, page), std::memory_order_relaxed);
-    if (offset <= farthest) lengthen(fd_, offset + bytes);
-    check_place(offset, bytes);
+    if (offset <= max_group_offset) lengthen(fd_, offset + bytes);
+    check_group_offset(offset, bytes);
     return offset;
 }
 
@@ -280,14 +284,14 @@ void Arena::release(std::size_t offset, std::size_t bytes) noexcept {
               static_cast<off_t>(bytes));
 }
 
-void Arena::check_place(std::size_t offset, std::size_t bytes) const {
-    if (offset < world_offset_ || offset > farthest || offset % page != 0 ||
+void Arena::check_group_offset(std::size_t offset, std::size_t bytes) const {
+    if (offset < world_offset_ || offset > max_group_offset || offset % page != 0 ||
         offset + bytes > length_of(fd_))
         throw damaged(format("no group can be at %zu", offset));
 }
 
 std::shared_ptr<Mapping> Arena::map(std::size_t offset, std::size_t bytes) {
-    check_place(offset, bytes);
+    check_group_offset(offset, bytes);
     const std::lock_guard lock(mutex_);
     auto& known = mappings_[offset];
     // A shorter one is of a group that cannot be here, if the offsets that we were told are right.
@@ -312,19 +316,19 @@ bool Arena::alive(int rank) noexcept {
     return poll(&poller, 1, 0) == 0;
 }
 
-void Arena::exit(int rank) noexcept {
+void Arena::announce_exit(int rank) noexcept {
     // Relaxed: whoever sees the end of a group by this rank, which comes later, sees this too.
-    resident(rank).exiting.store(now(), std::memory_order_relaxed);
+    rank_info(rank).exiting.store(now(), std::memory_order_relaxed);
 }
 
 bool Arena::about_to_end(int rank) noexcept {
     constexpr std::uint64_t soon = 800'000'000;  // long for the end of a Python process
-    const std::uint64_t began = resident(rank).exiting.load(std::memory_order_relaxed);
+    const std::uint64_t began = rank_info(rank).exiting.load(std::memory_order_relaxed);
     return began != 0 && now() < began + soon && alive(rank);
 }
 
-std::string Arena::fate(int rank) {
-    Resident& other = resident(rank);
+std::string Arena::exit_reason(int rank) {
+    RankInfo& other = rank_info(rank);
     if (alive(rank))
         return other.exiting.load(std::memory_order_relaxed) != 0
                    ? "is ending; how is not known yet"
@@ -334,10 +338,10 @@ std::string Arena::fate(int rank) {
     // learns it first tells the others. Relaxed: the word is all there is to know.
     if (other.ended.load(std::memory_order_relaxed) == 0) {
         const int handle = rank < static_cast<int>(handles_.size()) ? handles_[rank] : -1;
-        const Process process = look_at(pid);
+        const ProcessState process = read_process_state(pid);
         std::optional<int> status;
         if (process.state == 'Z' && process.started == other.started) status = process.status;
-        if (!status && handle >= 0) status = status_behind(handle);
+        if (!status && handle >= 0) status = exit_status_of(handle);
         std::uint64_t unknown = 0;
         if (status)
             other.ended.compare_exchange_strong(
@@ -346,26 +350,27 @@ std::string Arena::fate(int rank) {
     }
     const std::uint64_t word = other.ended.load(std::memory_order_relaxed);
     if (word == 0) return "ended without leaving the job; how is not known";
-    const std::string text = ending(static_cast<int>(static_cast<std::uint32_t>(word)));
+    const std::string text =
+        describe_exit_status(static_cast<int>(static_cast<std::uint32_t>(word)));
     return text.starts_with("killed") ? "was " + text : text;
 }
 
-std::string Arena::deed(int rank, std::uint32_t group) {
-    const auto entry = log(rank).last(group);
-    if (!entry) return {};
-    std::string text = entry->call.text();
-    if (!entry->call.is_message()) text += format(" (call %u)", entry->call.number);
-    text += log(rank).at(*entry);
-    if (entry->group != group) text += format(" in group %u", entry->group);
-    const bool running = entry->state == State::running;
-    const std::uint64_t since = running ? entry->began : entry->ended;
+std::string Arena::last_call_text(int rank, std::uint32_t group) {
+    const auto record = log(rank).last(group);
+    if (!record) return {};
+    std::string text = record->call.text();
+    if (!record->call.is_message()) text += format(" (call %u)", record->call.number);
+    text += log(rank).at(*record);
+    if (record->group != group) text += format(" in group %u", record->group);
+    const bool running = record->state == CallState::running;
+    const std::uint64_t since = running ? record->began : record->ended;
     const std::uint64_t time = now();
     const double seconds = time > since ? static_cast<double>(time - since) * 1e-9 : 0;
     return text + (running ? format(", in which it has been for %.1f s", seconds)
                            : format(", which ended %.1f s ago", seconds));
 }
 
-bool Arena::claim_trace() noexcept {
+bool Arena::claim_trace_write() noexcept {
     constexpr std::uint64_t second = 1'000'000'000;
     const std::uint64_t time = now();
     // Relaxed: the word only says who may write, and files are ordered by the file system.

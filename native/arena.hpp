@@ -3,7 +3,7 @@
 // One memfd for each job; it never has a name, so nothing can be left behind. Its parts:
 //
 //   JobHeader            size of the world, the next free offset, the next group number
-//   Resident[size]       one for each rank: pid, session, cores, doorbell for messages
+//   RankInfo[size]       one for each rank: pid, session, cores, doorbell for messages
 //   Channel[size*size]   message rings from each rank to each rank: counters only
 //   LogMemory[size]      what each rank called last (log.hpp)
 //   ring cells           the bytes of the rings
@@ -39,7 +39,7 @@ constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) {
 
 struct alignas(128) JobHeader {
     std::uint64_t magic;
-    std::uint32_t layout;  ///< changes with any struct in shared memory
+    std::uint32_t layout_version;  ///< changes with any struct in shared memory
     std::uint32_t size;
     std::atomic<std::uint64_t> next_offset;
     std::atomic<std::uint32_t> next_group;
@@ -48,8 +48,8 @@ struct alignas(128) JobHeader {
 };
 
 /// One rank of the job, written by itself.
-struct alignas(128) Resident {
-    Signal doorbell;                     ///< rung when a message or room for one has come
+struct alignas(128) RankInfo {
+    WaitWord doorbell;                   ///< rung when a message or room for one has come
     std::atomic<std::int32_t> pid{0};    ///< 0 until the rank has attached
     std::atomic<std::uint32_t> left{0};  ///< 1 once the rank has closed its world
     std::int32_t session = 0;
@@ -66,14 +66,14 @@ struct Channel {
 };
 
 /// Where the parts of the arena stand, from the number of ranks alone.
-struct ArenaPlan {
-    explicit ArenaPlan(int size);
+struct ArenaLayout {
+    explicit ArenaLayout(int size);
 
-    std::size_t residents, channels, logs, log, rings, cell, world;
+    std::size_t rank_infos, channels, logs, log, rings, cell, world;
 };
 
 inline constexpr std::uint64_t arena_magic = 0x6f6e6f73696e75;  // "unisono"
-inline constexpr std::uint32_t arena_layout = 3;
+inline constexpr std::uint32_t arena_layout_version = 3;
 
 /// A stretch of the memfd in this process's address space.
 class Mapping {
@@ -104,21 +104,21 @@ public:
     Arena& operator=(const Arena&) = delete;
 
     /// Says who we are, for the others to see.
-    void enter(int rank);
+    void register_rank(int rank);
 
     /// Says that this rank has left the job for good.
     void leave(int rank) noexcept;
 
     /// Opens a handle on every other rank's process and chooses how to wait. All have entered.
-    void meet(int rank);
+    void connect_peers(int rank);
 
     int size() const noexcept { return size_; }
-    const Patience& patience() const noexcept { return patience_; }
+    const SpinPolicy& spin_policy() const noexcept { return spin_policy_; }
     /// Whether some rank shares its cores with more ranks than it has cores; the same on all ranks.
-    bool crowded() const noexcept { return crowded_; }
+    bool oversubscribed() const noexcept { return oversubscribed_; }
 
     JobHeader& header() const noexcept { return *header_; }
-    Resident& resident(int rank) const noexcept { return residents_[rank]; }
+    RankInfo& rank_info(int rank) const noexcept { return rank_infos_[rank]; }
     Channel& channel(int from, int to) const noexcept { return channels_[from * size_ + to]; }
     std::byte* ring(int from, int to) const noexcept {
         return base_->data() + ring_offset(from, to);
@@ -140,12 +140,12 @@ public:
     void release(std::size_t offset, std::size_t bytes) noexcept;
 
     /// Throws Failure(system) unless a group of so many bytes may be there: others say where.
-    void check_place(std::size_t offset, std::size_t bytes) const;
+    void check_group_offset(std::size_t offset, std::size_t bytes) const;
 
     /// Maps a group, or returns the mapping that this process has already.
     std::shared_ptr<Mapping> map(std::size_t offset, std::size_t bytes);
 
-    /// Drops the entry of a mapping that nobody holds any more.
+    /// Drops the record of a mapping that nobody holds any more.
     void forget(std::size_t offset);
 
     /// Whether the process of a rank still runs. A stopped process does.
@@ -153,32 +153,32 @@ public:
 
     /// Says that this rank's process is about to end, which others would like to see for
     /// themselves: what comes after tells them how.
-    void exit(int rank) noexcept;
+    void announce_exit(int rank) noexcept;
 
     /// Whether a rank has said so and will soon have ended: then it pays to wait for that.
     bool about_to_end(int rank) noexcept;
 
     /// How a rank was lost: "was killed by SIGKILL", "is ending", as far as it can be known.
-    std::string fate(int rank);
+    std::string exit_reason(int rank);
 
     /// What a rank called last: its log as this process sees it. Empty until it has entered.
     Log& log(int rank) noexcept { return logs_[static_cast<std::size_t>(rank)]; }
 
     /// "all_reduce float32 x 8 sum (call 3) at train.py:88, which ended 0.2 s ago": what a rank
     /// does or did last. `group` is whose business it is; empty if the rank has called nothing yet.
-    std::string deed(int rank, std::uint32_t group);
+    std::string last_call_text(int rank, std::uint32_t group);
 
     /// Tries to be the one who writes the job's trace; only one may in each second.
-    bool claim_trace() noexcept;
+    bool claim_trace_write() noexcept;
 
     /// Says that the trace has been written since it was last claimed.
-    void note_trace() noexcept {
-        // Relaxed, as in claim_trace().
+    void finish_trace_write() noexcept {
+        // Relaxed, as in claim_trace_write().
         header_->trace_written.store(now(), std::memory_order_relaxed);
     }
 
     /// Whether whoever claimed the trace last has written it.
-    bool trace_is_fresh() const noexcept {
+    bool trace_is_written() const noexcept {
         return header_->trace_written.load(std::memory_order_relaxed) >=
                header_->trace_claimed.load(std::memory_order_relaxed);
     }
@@ -192,11 +192,11 @@ public:
     std::size_t cell_bytes() const noexcept { return cell_bytes_; }
 
 private:
-    struct Taken {};
+    struct AdoptFd {};
 
     /// Only holds the descriptor: the other constructor may fail after this one, and the destructor
     /// closes it all the same.
-    Arena(int fd, Taken) noexcept : fd_(fd) {}
+    Arena(int fd, AdoptFd) noexcept : fd_(fd) {}
 
     std::size_t ring_offset(int from, int to) const noexcept {
         return rings_offset_ +
@@ -210,11 +210,11 @@ private:
     std::size_t world_offset_ = 0;
     std::shared_ptr<Mapping> base_;
     JobHeader* header_ = nullptr;
-    Resident* residents_ = nullptr;
+    RankInfo* rank_infos_ = nullptr;
     Channel* channels_ = nullptr;
     std::unique_ptr<Log[]> logs_;
-    Patience patience_;
-    bool crowded_ = false;
+    SpinPolicy spin_policy_;
+    bool oversubscribed_ = false;
     std::vector<int> handles_;  ///< a pidfd for each rank, -1 for ourselves
     std::mutex mutex_;          ///< guards handles_ and mappings_
     std::map<std::size_t, std::weak_ptr<Mapping>> mappings_;

@@ -11,19 +11,19 @@
 
 namespace unisono {
 
-/// A line of the caller's source. `id` is below log_places, the same for the same text in all of a
-/// process; 0: not known.
-struct Place {
+/// A line of the caller's source. `id` is below log_call_sites, the same for the same text in all
+/// of a process; 0: not known.
+struct CallSite {
     std::uint16_t id = 0;
     const char* text = nullptr;  ///< "train.py:88"; lives as long as the process
 };
 
 /// One call, as a rank makes it. Counts are in elements.
-struct Request {
+struct CallArguments {
     Verb verb = Verb::nothing;
     DType dtype = DType::moved;
-    std::uint8_t dtype_code = 0;  ///< the exact code, where several types are only moved
-    std::uint32_t item = 1;       ///< bytes of an element
+    std::uint8_t dtype_code = 0;   ///< the exact code, where several types are only moved
+    std::uint32_t item_bytes = 1;  ///< bytes of an element
     ReduceOp op = ReduceOp::none;
     double factor = 1;
     std::int32_t root = -1;
@@ -32,22 +32,22 @@ struct Request {
     std::uint64_t count = 0;  ///< of the smaller buffer: what one rank gives or gets
     /// For counts that differ by rank: what this rank sends to and receives from each. Else empty.
     std::vector<std::uint64_t> sends, receives;
-    Place place;
+    CallSite call_site;
 };
 
-/// A request as others see it. Words are atomic because error messages read them at any time; they
-/// are ordered by the turn counter.
-struct Card {
+/// A arguments as others see it. Words are atomic because error messages read them at any time;
+/// they are ordered by the turn counter.
+struct PackedCall {
     std::atomic<std::uint64_t> words[4];
 
     /// Fills the card in and returns the fingerprint of what must be the same on all ranks.
-    std::uint64_t write(const Request& request, std::uint32_t number) noexcept;
+    std::uint64_t write(const CallArguments& arguments, std::uint32_t number) noexcept;
 };
 
 /// The fields of a card, unpacked.
-struct Call {
-    Call() = default;
-    explicit Call(const Card& card) noexcept;
+struct CallDescriptor {
+    CallDescriptor() = default;
+    explicit CallDescriptor(const PackedCall& card) noexcept;
 
     std::uint64_t count = 0;
     double factor = 1;
@@ -61,7 +61,7 @@ struct Call {
     bool is_message() const noexcept { return verb == Verb::send || verb == Verb::recv; }
 
     /// Whether all agrees but the counts.
-    bool same_kind(const Call& other) const noexcept;
+    bool same_kind(const CallDescriptor& other) const noexcept;
 
     /// Whether counts of this verb may differ by rank.
     bool has_counts() const noexcept;

@@ -24,31 +24,31 @@ std::atomic<std::uint32_t> forks{0};
 constexpr std::uint32_t splitting = ~std::uint32_t{0};
 
 /// What the first rank of a new group tells the others: where it is, or why there is none.
-struct Notice {
+struct NewGroupNotice {
     std::uint64_t offset = 0;
     char reason[504] = {};
 };
 
 }  // namespace
 
-Birth::Birth() noexcept : generation_(forks.load(std::memory_order_relaxed)) {
+ForkGuard::ForkGuard() noexcept : generation_(forks.load(std::memory_order_relaxed)) {
     static const int registered =
         pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
     static_cast<void>(registered);
 }
 
-bool Birth::foreign() const noexcept {
+bool ForkGuard::in_forked_child() const noexcept {
     return generation_ != forks.load(std::memory_order_relaxed);
 }
 
-void Birth::check() const {
-    if (foreign())
+void ForkGuard::check() const {
+    if (in_forked_child())
         throw Failure(Fault::closed,
                       "this process was forked after init and has no place in the world; start "
                       "ranks with `unisono run` or unisono.spawn instead");
 }
 
-int Job::create(int size) {
+int SharedJob::create(int size) {
     const int fd = Arena::create(size);
     try {
         const int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
@@ -65,88 +65,88 @@ int Job::create(int size) {
     return fd;
 }
 
-Job::Job(int fd, int rank) : rank_(rank), arena_(std::make_shared<Arena>(fd)) {
-    arena_->enter(rank);
+SharedJob::SharedJob(int fd, int rank) : rank_(rank), arena_(std::make_shared<Arena>(fd)) {
+    arena_->register_rank(rank);
 }
 
-Job::~Job() {
-    if (birth_.foreign()) static_cast<void>(mailbox_.release());
+SharedJob::~SharedJob() {
+    if (fork_guard_.in_forked_child()) static_cast<void>(mailbox_.release());
 }
 
-void Job::meet() {
-    arena_->meet(rank_);
+void SharedJob::connect_peers() {
+    arena_->connect_peers(rank_);
     mailbox_ = std::make_unique<Mailbox>(arena_, rank_);
 }
 
-std::unique_ptr<Viewer> Job::viewer() const {
+std::unique_ptr<JobInspector> SharedJob::inspector() const {
     for (int rank = 0; rank < arena_->size(); ++rank)
-        if (!arena_->alive(rank)) arena_->fate(rank);
-    return std::make_unique<Viewer>(arena_->fd());
+        if (!arena_->alive(rank)) arena_->exit_reason(rank);
+    return std::make_unique<JobInspector>(arena_->fd());
 }
 
-void Job::exit() noexcept {
-    if (!birth_.foreign()) arena_->exit(rank_);
+void SharedJob::announce_exit() noexcept {
+    if (!fork_guard_.in_forked_child()) arena_->announce_exit(rank_);
 }
 
-void Job::close(double drain_seconds) noexcept {
-    if (mailbox_ != nullptr && !birth_.foreign()) mailbox_->close(drain_seconds);
+void SharedJob::close(double drain_seconds) noexcept {
+    if (mailbox_ != nullptr && !fork_guard_.in_forked_child()) mailbox_->close(drain_seconds);
 }
 
-Communicator::Communicator(std::shared_ptr<Job> job, std::size_t offset, int rank, int size)
+Communicator::Communicator(std::shared_ptr<SharedJob> job, std::size_t offset, int rank, int size)
     : job_(std::move(job)),
       worker_(
           std::make_unique<Worker>(std::make_unique<Group>(job_->arena(), offset, rank, size))) {}
 
 Communicator::~Communicator() {
-    if (birth_.foreign()) static_cast<void>(worker_.release());
+    if (fork_guard_.in_forked_child()) static_cast<void>(worker_.release());
 }
 
-void Communicator::run(const Request& request, const Limits& limits) {
-    birth_.check();
-    worker_->run(request, limits);
+void Communicator::run(const CallArguments& arguments, const Limits& limits) {
+    fork_guard_.check();
+    worker_->run(arguments, limits);
 }
 
-std::shared_ptr<Completion> Communicator::start(Request request, double seconds) {
-    birth_.check();
-    return worker_->start(std::move(request), seconds);
+std::shared_ptr<Completion> Communicator::start(CallArguments arguments, double seconds) {
+    fork_guard_.check();
+    return worker_->start(std::move(arguments), seconds);
 }
 
-std::shared_ptr<Letter> Communicator::letter(bool sending, int peer, std::int64_t tag) const {
-    auto made = std::make_shared<Letter>();
+std::shared_ptr<Transfer> Communicator::transfer(bool sending, int peer, std::int64_t tag) const {
+    auto made = std::make_shared<Transfer>();
     made->sending = sending;
     made->peer = peer;
-    made->directory = worker_->group().directory();
+    made->group_members = worker_->group().group_members();
     made->context = worker_->group().number();
     made->tag = tag;
     made->page = worker_->group().page_number();
     return made;
 }
 
-void Communicator::run(const std::shared_ptr<Letter>& letter, const Limits& limits) {
-    birth_.check();
-    job_->mailbox().post(letter, limits.seconds);
-    job_->mailbox().wait(letter, limits);
+void Communicator::run(const std::shared_ptr<Transfer>& transfer, const Limits& limits) {
+    fork_guard_.check();
+    job_->mailbox().post(transfer, limits.seconds);
+    job_->mailbox().wait(transfer, limits);
 }
 
-void Communicator::start(const std::shared_ptr<Letter>& letter, double seconds) {
-    birth_.check();
-    job_->mailbox().post(letter, seconds);
-    if (!letter->completion.done()) job_->mailbox().serve_in_background();
+void Communicator::start(const std::shared_ptr<Transfer>& transfer, double seconds) {
+    fork_guard_.check();
+    job_->mailbox().post(transfer, seconds);
+    if (!transfer->completion.done()) job_->mailbox().serve_in_background();
 }
 
 std::unique_ptr<Communicator> Communicator::split(const std::vector<int>& ranks, std::int64_t key,
                                                   const Limits& limits) {
-    Notice notice;
+    NewGroupNotice notice;
     const auto pass_on = [&](bool sending, int peer) {
-        const auto made = letter(sending, peer, key);
+        const auto made = transfer(sending, peer, key);
         made->context = splitting;
         made->data = reinterpret_cast<std::byte*>(&notice);
         made->bytes = sizeof notice;
         run(made, limits);
     };
     const auto own = std::find(ranks.begin(), ranks.end(), worker_->group().rank());
-    const int place = static_cast<int>(own - ranks.begin());
-    if (place == 0) {
+    const int new_rank = static_cast<int>(own - ranks.begin());
+    if (new_rank == 0) {
         std::vector<int> world_ranks;
         for (const int rank : ranks) world_ranks.push_back(worker_->group().world_rank(rank));
         std::optional<Failure> failure;
@@ -167,15 +167,15 @@ std::unique_ptr<Communicator> Communicator::split(const std::vector<int>& ranks,
                                  notice.reason),
                           {ranks.front()});
     }
-    return std::make_unique<Communicator>(job_, notice.offset, place,
+    return std::make_unique<Communicator>(job_, notice.offset, new_rank,
                                           static_cast<int>(ranks.size()));
 }
 
 std::unique_ptr<Communicator> Communicator::shrink(const std::vector<int>& exclude,
                                                    const Limits& limits) {
-    birth_.check();
+    fork_guard_.check();
     Group& group = worker_->group();
-    worker_->retire();
+    worker_->abort_calls();
     job_->mailbox().end_group(group.number());
     const std::size_t offset = group.shrink(exclude, limits);
     const std::vector<int> ranks = Group::members_at(*job_->arena(), offset);
@@ -193,7 +193,7 @@ std::unique_ptr<Communicator> Communicator::shrink(const std::vector<int>& exclu
 }
 
 void Communicator::close(double drain_seconds) noexcept {
-    if (!birth_.foreign()) worker_->close(drain_seconds);
+    if (!fork_guard_.in_forked_child()) worker_->close(drain_seconds);
 }
 
 }  // namespace unisono

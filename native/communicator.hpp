@@ -4,17 +4,17 @@
 #include <memory>
 #include <vector>
 
+#include "inspector.hpp"
 #include "mailbox.hpp"
-#include "viewer.hpp"
 
 namespace unisono {
 
 /// When something was made, counted in forks. A forked child has a copy of everything but belongs
 /// to no job: it must neither speak for its parent nor wait for threads that only the parent has.
-class Birth {
+class ForkGuard {
 public:
-    Birth() noexcept;
-    bool foreign() const noexcept;
+    ForkGuard() noexcept;
+    bool in_forked_child() const noexcept;
 
     /// Throws Failure(closed) in a forked child.
     void check() const;
@@ -24,34 +24,34 @@ private:
 };
 
 /// One rank's place in a job: its memory and its messages.
-class Job {
+class SharedJob {
 public:
     /// Makes the memory of a job of `size` ranks, its world group included; returns the descriptor.
     static int create(int size);
 
     /// Takes over the descriptor and a place.
-    Job(int fd, int rank);
-    ~Job();
-    Job(const Job&) = delete;
-    Job& operator=(const Job&) = delete;
+    SharedJob(int fd, int rank);
+    ~SharedJob();
+    SharedJob(const SharedJob&) = delete;
+    SharedJob& operator=(const SharedJob&) = delete;
 
     /// Gets to know the others, who have all taken their places.
-    void meet();
+    void connect_peers();
 
     /// Says that this process is about to end.
-    void exit() noexcept;
+    void announce_exit() noexcept;
 
     /// Lets messages end for up to `drain_seconds`, then leaves for good.
     void close(double drain_seconds) noexcept;
 
     /// Looks at all ranks, after having found out how those ended that have.
-    std::unique_ptr<Viewer> viewer() const;
+    std::unique_ptr<JobInspector> inspector() const;
 
     const std::shared_ptr<Arena>& arena() const noexcept { return arena_; }
     Mailbox& mailbox() const noexcept { return *mailbox_; }
 
 private:
-    Birth birth_;
+    ForkGuard fork_guard_;
     int rank_;
     std::shared_ptr<Arena> arena_;
     std::unique_ptr<Mailbox> mailbox_;
@@ -60,25 +60,25 @@ private:
 /// One rank's place in a group: collectives, messages, subgroups. Thread-safe.
 class Communicator {
 public:
-    Communicator(std::shared_ptr<Job> job, std::size_t offset, int rank, int size);
+    Communicator(std::shared_ptr<SharedJob> job, std::size_t offset, int rank, int size);
     ~Communicator();
     Communicator(const Communicator&) = delete;
     Communicator& operator=(const Communicator&) = delete;
 
     /// Runs a collective to its end.
-    void run(const Request& request, const Limits& limits);
+    void run(const CallArguments& arguments, const Limits& limits);
 
     /// Starts a collective.
-    std::shared_ptr<Completion> start(Request request, double seconds);
+    std::shared_ptr<Completion> start(CallArguments arguments, double seconds);
 
-    /// A letter to or from rank `peer` of this group, to be filled in and posted.
-    std::shared_ptr<Letter> letter(bool sending, int peer, std::int64_t tag) const;
+    /// A transfer to or from rank `peer` of this group, to be filled in and posted.
+    std::shared_ptr<Transfer> transfer(bool sending, int peer, std::int64_t tag) const;
 
-    /// Posts a letter and waits for its end.
-    void run(const std::shared_ptr<Letter>& letter, const Limits& limits);
+    /// Posts a transfer and waits for its end.
+    void run(const std::shared_ptr<Transfer>& transfer, const Limits& limits);
 
-    /// Posts a letter.
-    void start(const std::shared_ptr<Letter>& letter, double seconds);
+    /// Posts a transfer.
+    void start(const std::shared_ptr<Transfer>& transfer, double seconds);
 
     /// Makes the group of these ranks of ours; called by all of them with the same new `key`. The
     /// first of them makes the memory and tells the others where it is.
@@ -91,15 +91,15 @@ public:
 
     /// The ranks of the world that are in the group, in order.
     const std::vector<int>& world_ranks() const noexcept {
-        return worker_->group().directory()->world_ranks;
+        return worker_->group().group_members()->world_ranks;
     }
 
     /// Lets queued calls end for up to `drain_seconds`, then leaves the group.
     void close(double drain_seconds) noexcept;
 
 private:
-    Birth birth_;
-    std::shared_ptr<Job> job_;
+    ForkGuard fork_guard_;
+    std::shared_ptr<SharedJob> job_;
     std::unique_ptr<Worker> worker_;
 };
 

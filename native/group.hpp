@@ -26,22 +26,23 @@ namespace unisono {
 /// One rank's lines in a group: 128 bytes, written by that rank alone, except for `turn.sleepers`
 /// and for what shut_out() does to `turn`.
 struct alignas(128) Member {
-    Signal turn;  ///< twice the barriers passed or reached; odd: shut out of the next one
-    std::atomic<std::uint32_t> gave_up{0};    ///< why this rank left the group for good; see Leave
-    std::atomic<std::uint32_t> shrinking{0};  ///< see Mark
+    WaitWord turn;  ///< twice the barriers passed or reached; odd: shut out of the next one
+    std::atomic<std::uint32_t> gave_up{
+        0};  ///< why this rank left the group for good; see LeaveReason
+    std::atomic<std::uint32_t> shrinking{0};    ///< see ShrinkMark
     std::atomic<std::uint64_t> fingerprint[2];  ///< by parity; in the same line as the turn
-    std::atomic<std::uint32_t> settled{
-        0};                    ///< 1 once it has left for good; others do it for the dead
-    alignas(64) Card card[2];  ///< by parity; read when fingerprints differ
+    std::atomic<std::uint32_t> departed{
+        0};                          ///< 1 once it has left for good; others do it for the dead
+    alignas(64) PackedCall card[2];  ///< by parity; read when fingerprints differ
 };
 
 /// Whether a rank waits for the smaller group, or did so until its deadline or Ctrl-C.
-enum class Mark : std::uint32_t { no, waits, gave_up };
+enum class ShrinkMark : std::uint32_t { no, waits, gave_up };
 
 /// Why a rank left: the reason, and in the upper bits 1 + the rank it blames. All but `closed` and
 /// `shrinking` happen in the middle of a call, which then cannot end well for anybody who comes
 /// later.
-enum class Leave : std::uint32_t {
+enum class LeaveReason : std::uint32_t {
     no,
     closed,
     stopped,
@@ -53,7 +54,7 @@ enum class Leave : std::uint32_t {
 };
 
 /// Who the members of a group are; outlives the group in messages that are under way.
-struct Directory {
+struct GroupMembers {
     std::vector<int> world_ranks;
     std::shared_ptr<Mapping> mapping;
     const Member* members = nullptr;
@@ -69,14 +70,14 @@ struct alignas(128) GroupHeader {
     std::uint32_t size;
     std::uint32_t number;
     std::uint64_t committed;            ///< bytes of every slot that had pages from the beginning
-    std::atomic<std::uint32_t> closed;  ///< members that have settled
+    std::atomic<std::uint32_t> closed;  ///< members that have departed
     std::atomic<std::uint64_t> shrunk;  ///< where the group of the survivors is; 0: nowhere yet
-    Signal published;                   ///< 1 once `shrunk` is set
+    WaitWord published;                 ///< 1 once `shrunk` is set
 };
 
 /// Where the parts of a group stand, from the number of its ranks alone.
-struct GroupPlan {
-    explicit GroupPlan(int size);
+struct GroupLayout {
+    explicit GroupLayout(int size);
 
     std::size_t world_ranks, members, rows, slots, slot, bytes;
 };
@@ -104,14 +105,16 @@ public:
         return static_cast<std::uint32_t>(offset_ / page);
     }
     int world_rank(int rank) const noexcept {
-        return directory_->world_ranks[static_cast<std::size_t>(rank)];
+        return group_members_->world_ranks[static_cast<std::size_t>(rank)];
     }
-    const std::shared_ptr<const Directory>& directory() const noexcept { return directory_; }
+    const std::shared_ptr<const GroupMembers>& group_members() const noexcept {
+        return group_members_;
+    }
     Arena& arena() const noexcept { return *arena_; }
 
     /// Runs a collective to its end; throws Failure. Unless it was a mismatch, the group is then
     /// broken, and says so to the others and to later calls.
-    void run(const Request& request, const Limits& limits);
+    void run(const CallArguments& arguments, const Limits& limits);
 
     /// Whether calls have a chance: the group is neither closed nor broken.
     bool usable() const noexcept { return usable_.load(std::memory_order_relaxed); }
@@ -132,7 +135,7 @@ public:
     void begin_step() noexcept { ++step_; }
 
     /// Makes sure that our two slots have pages for `bytes`; at most `slot_bytes`.
-    void need_slot(std::size_t bytes);
+    void commit_slot(std::size_t bytes);
 
     std::byte* slot(int rank) const noexcept {
         return slots_ + (static_cast<std::size_t>(step_ & 1) * size_ + rank) * slot_bytes_;
@@ -140,13 +143,13 @@ public:
     std::size_t slot_bytes() const noexcept { return slot_bytes_; }
 
     /// Publishes the call; the next barrier carries it.
-    void publish(const Request& request);
+    void publish(const CallArguments& arguments);
 
     /// Tells everyone that we are here and waits until everyone is.
     void barrier();
 
     /// After the barrier that carried the call: throws Failure(mismatch) unless all ranks agree.
-    void agree(const Request& request);
+    void check_consistency(const CallArguments& arguments);
 
     /// Elements that rank `from` sends to rank `to` in the call that was agreed on.
     std::uint64_t sends(int from, int to) const noexcept {
@@ -180,22 +183,22 @@ private:
     [[noreturn]] void raise_departed(int peer, std::uint32_t word);
     std::string at_deadline() const;
     [[noreturn]] void expire(const std::string& how);
-    void compare_all(const Request& request);
+    void compare_all(const CallArguments& arguments);
     [[noreturn]] void raise_mismatch();
-    void give_up(Leave why, int blamed) noexcept;
-    void settle(int rank) noexcept;
+    void give_up(LeaveReason why, int blamed) noexcept;
+    void mark_departed(int rank) noexcept;
     bool gone(int rank) const noexcept;
-    Mark mark(int rank) const noexcept;
-    void set_mark(Mark mark) noexcept;
+    ShrinkMark mark(int rank) const noexcept;
+    void set_mark(ShrinkMark mark) noexcept;
     void await_mark(int peer, Clock::time_point deadline, const Limits& limits);
     std::vector<int> survivors(const std::vector<bool>& excluded) const;
-    std::size_t lead(const std::vector<int>& ranks);
+    std::size_t publish_new_group(const std::vector<int>& ranks);
     [[noreturn]] void expire_shrink(const std::vector<int>& missing, double seconds) const;
     std::string last_call(int rank) const;
-    std::string deed(int rank) const;
-    std::string place(int rank, bool waited) const;
-    std::string lost(int rank, const std::string& witness) const;
-    std::string who(int rank) const;
+    std::string last_call_text(int rank) const;
+    std::string at_call_site(int rank, bool waited) const;
+    std::string describe_loss(int rank, const std::string& witness) const;
+    std::string describe_rank(int rank) const;
 
     std::shared_ptr<Arena> arena_;
     std::size_t offset_;
@@ -211,7 +214,7 @@ private:
     std::size_t committed_ = 0;
     int rank_;
     int size_;
-    std::shared_ptr<const Directory> directory_;
+    std::shared_ptr<const GroupMembers> group_members_;
     std::uint32_t turn_ = 0;
     std::uint32_t step_ = 0;
     std::uint32_t calls_ = 0;

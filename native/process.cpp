@@ -30,8 +30,8 @@ constexpr std::uint64_t info_exit = 1u << 3;
 
 }  // namespace
 
-Process look_at(pid_t pid) noexcept {
-    Process process;
+ProcessState read_process_state(pid_t pid) noexcept {
+    ProcessState process;
     char path[64], text[1024];
     std::snprintf(path, sizeof path, "/proc/%d/stat", static_cast<int>(pid));
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -54,7 +54,7 @@ Process look_at(pid_t pid) noexcept {
     return process;
 }
 
-std::optional<int> status_behind(int pidfd) noexcept {
+std::optional<int> exit_status_of(int pidfd) noexcept {
     PidfdInfo info{};
     info.mask = info_exit;
     if (ioctl(pidfd, _IOWR(0xff, 11, PidfdInfo), &info) != 0 || (info.mask & info_exit) == 0)
@@ -62,7 +62,7 @@ std::optional<int> status_behind(int pidfd) noexcept {
     return info.exit_code;
 }
 
-std::string ending(int status) {
+std::string describe_exit_status(int status) {
     static constexpr std::array names{
         "",     "HUP",  "INT",  "QUIT", "ILL",    "TRAP",   "ABRT",  "BUS",  "FPE",  "KILL", "USR1",
         "SEGV", "USR2", "PIPE", "ALRM", "TERM",   "STKFLT", "CHLD",  "CONT", "STOP", "TSTP", "TTIN",

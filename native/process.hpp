@@ -10,7 +10,7 @@
 namespace unisono {
 
 /// What /proc says about a process.
-struct Process {
+struct ProcessState {
     char state = 0;             ///< R runs, S sleeps, T is stopped, Z has ended; 0: there is none
     std::uint64_t started = 0;  ///< tells it from a later process with the same number
     int status = 0;             ///< as wait() gives it, once it has ended
@@ -19,13 +19,13 @@ struct Process {
 };
 
 /// Looks a process up; `state` is 0 if there is none that we may see.
-Process look_at(pid_t pid) noexcept;
+ProcessState read_process_state(pid_t pid) noexcept;
 
 /// How the process behind a pidfd ended, where the kernel still knows although its parent has
 /// collected it (Linux 6.15).
-std::optional<int> status_behind(int pidfd) noexcept;
+std::optional<int> exit_status_of(int pidfd) noexcept;
 
 /// "killed by SIGKILL" or "exited with code 3", from a status as wait() gives it.
-std::string ending(int status);
+std::string describe_exit_status(int status);
 
 }  // namespace unisono

@@ -23,13 +23,13 @@ double seconds_until(Clock::time_point deadline) noexcept {
 
 std::vector<int> Group::members_at(const Arena& arena, std::size_t offset) {
     static_assert(sizeof(GroupHeader) + max_ranks * sizeof(std::int32_t) <= page);
-    arena.check_place(offset, page);
+    arena.check_group_offset(offset, page);
     const Mapping mapping(arena.fd(), offset, page);
     const std::uint32_t size = reinterpret_cast<GroupHeader*>(mapping.data())->size;
     if (size < 1 || size > max_ranks)
         throw damaged(format("the group at %zu is said to be of %u ranks", offset, size));
-    const GroupPlan plan(static_cast<int>(size));
-    const auto* first = reinterpret_cast<const std::int32_t*>(mapping.data() + plan.world_ranks);
+    const GroupLayout layout(static_cast<int>(size));
+    const auto* first = reinterpret_cast<const std::int32_t*>(mapping.data() + layout.world_ranks);
     std::vector<int> ranks(first, first + size);
     check_ranks(arena, ranks);
     return ranks;
@@ -45,11 +45,11 @@ std::size_t Group::shrink(const std::vector<int>& exclude, const Limits& limits)
                                                 rank_, size_));
         excluded[static_cast<std::size_t>(rank)] = true;
     }
-    set_mark(Mark::waits);
+    set_mark(ShrinkMark::waits);
     if (broken_ == nullptr) {
         broken_ = std::make_unique<Failure>(Fault::closed, "the group was shrunk");
         usable_.store(false, std::memory_order_relaxed);  // as in close()
-        give_up(Leave::shrinking, rank_);
+        give_up(LeaveReason::shrinking, rank_);
     }
     wake_all(members_[rank_].turn);
     try {
@@ -57,13 +57,13 @@ std::size_t Group::shrink(const std::vector<int>& exclude, const Limits& limits)
             if (peer != rank_ && !excluded[static_cast<std::size_t>(peer)])
                 await_mark(peer, deadline, limits);
         for (;;) {
-            // acquire: pairs with lead(): the new group is prepared.
+            // acquire: pairs with publish_new_group(): the new group is prepared.
             if (const auto offset = header_->shrunk.load(std::memory_order_acquire)) return offset;
             const std::vector<int> ranks = survivors(excluded);
-            if (ranks.front() == rank_) return lead(ranks);
+            if (ranks.front() == rank_) return publish_new_group(ranks);
             bool turn = false;
             wait_until(
-                header_->published, arena_->patience(),
+                header_->published, arena_->spin_policy(),
                 {seconds_until(deadline), limits.interrupted},
                 [&] { return turn || header_->shrunk.load(std::memory_order_acquire) != 0; },
                 [&] { turn = survivors(excluded).front() == rank_; },
@@ -71,17 +71,17 @@ std::size_t Group::shrink(const std::vector<int>& exclude, const Limits& limits)
         }
     } catch (...) {
         // Who has seen the mark may count us in all the same; then a second try finds that group.
-        set_mark(Mark::gave_up);
+        set_mark(ShrinkMark::gave_up);
         throw;
     }
 }
 
-Mark Group::mark(int rank) const noexcept {
+ShrinkMark Group::mark(int rank) const noexcept {
     // seq_cst: pairs with set_mark(), which is followed by a wake-up where that matters.
-    return static_cast<Mark>(members_[rank].shrinking.load(std::memory_order_seq_cst));
+    return static_cast<ShrinkMark>(members_[rank].shrinking.load(std::memory_order_seq_cst));
 }
 
-void Group::set_mark(Mark mark) noexcept {
+void Group::set_mark(ShrinkMark mark) noexcept {
     // seq_cst: pairs with mark().
     members_[rank_].shrinking.store(static_cast<std::uint32_t>(mark), std::memory_order_seq_cst);
 }
@@ -89,9 +89,9 @@ void Group::set_mark(Mark mark) noexcept {
 /// Whether a member will not come: it has left the group or the job, or it has ended.
 bool Group::gone(int rank) const noexcept {
     const int world = world_rank(rank);
-    // acquire: pairs with settle() and Arena::leave().
-    return members_[rank].settled.load(std::memory_order_acquire) != 0 ||
-           arena_->resident(world).left.load(std::memory_order_acquire) != 0 ||
+    // acquire: pairs with mark_departed() and Arena::leave().
+    return members_[rank].departed.load(std::memory_order_acquire) != 0 ||
+           arena_->rank_info(world).left.load(std::memory_order_acquire) != 0 ||
            !arena_->alive(world);
 }
 
@@ -99,9 +99,9 @@ bool Group::gone(int rank) const noexcept {
 void Group::await_mark(int peer, Clock::time_point deadline, const Limits& limits) {
     bool missing = false;
     wait_until(
-        members_[peer].turn, arena_->patience(), {seconds_until(deadline), limits.interrupted},
+        members_[peer].turn, arena_->spin_policy(), {seconds_until(deadline), limits.interrupted},
         [&] {
-            return missing || mark(peer) == Mark::waits ||
+            return missing || mark(peer) == ShrinkMark::waits ||
                    header_->shrunk.load(std::memory_order_relaxed) != 0;
         },
         [&] { missing = gone(peer); },
@@ -109,7 +109,8 @@ void Group::await_mark(int peer, Clock::time_point deadline, const Limits& limit
             // Who gave up at the same deadline as we do is not to blame.
             std::vector<int> late;
             for (int rank = peer; rank < size_; ++rank)
-                if (rank != rank_ && mark(rank) == Mark::no && !gone(rank)) late.push_back(rank);
+                if (rank != rank_ && mark(rank) == ShrinkMark::no && !gone(rank))
+                    late.push_back(rank);
             if (late.empty()) late.push_back(peer);
             expire_shrink(late, limits.seconds);
         });
@@ -120,14 +121,14 @@ std::vector<int> Group::survivors(const std::vector<bool>& excluded) const {
     std::vector<int> ranks;
     for (int rank = 0; rank < size_; ++rank) {
         if (excluded[static_cast<std::size_t>(rank)]) continue;
-        if (rank == rank_ || (mark(rank) == Mark::waits && arena_->alive(world_rank(rank))))
+        if (rank == rank_ || (mark(rank) == ShrinkMark::waits && arena_->alive(world_rank(rank))))
             ranks.push_back(rank);
     }
     return ranks;
 }
 
 /// Prepares the new group and publishes it, unless another one has come before.
-std::size_t Group::lead(const std::vector<int>& ranks) {
+std::size_t Group::publish_new_group(const std::vector<int>& ranks) {
     std::vector<int> world_ranks;
     for (const int rank : ranks) world_ranks.push_back(world_rank(rank));
     const std::size_t offset = prepare(*arena_, world_ranks, false);
@@ -136,7 +137,7 @@ std::size_t Group::lead(const std::vector<int>& ranks) {
     // the new group prepared.
     if (!header_->shrunk.compare_exchange_strong(other, offset, std::memory_order_acq_rel,
                                                  std::memory_order_acquire)) {
-        arena_->release(offset, GroupPlan(static_cast<int>(ranks.size())).bytes);
+        arena_->release(offset, GroupLayout(static_cast<int>(ranks.size())).bytes);
         return other;
     }
     post(header_->published, 1);
@@ -146,10 +147,11 @@ std::size_t Group::lead(const std::vector<int>& ranks) {
 void Group::expire_shrink(const std::vector<int>& missing, double seconds) const {
     std::string text;
     for (const int rank : missing) {
-        const Process process =
-            look_at(arena_->resident(world_rank(rank)).pid.load(std::memory_order_relaxed));
-        text += format("; %s is alive but %s, its last call was %s", who(rank).c_str(),
-                       process.stopped() ? "stopped" : "has not come", deed(rank).c_str());
+        const ProcessState process = read_process_state(
+            arena_->rank_info(world_rank(rank)).pid.load(std::memory_order_relaxed));
+        text +=
+            format("; %s is alive but %s, its last call was %s", describe_rank(rank).c_str(),
+                   process.stopped() ? "stopped" : "has not come", last_call_text(rank).c_str());
     }
     throw Failure(Fault::timeout,
                   format("shrinking the group reached its timeout of %g s waiting for %s%s",

@@ -10,7 +10,7 @@ namespace {
 constexpr auto idle_time = std::chrono::seconds(1);  // how long a thread without work stays
 
 /// What the exception that is being handled means for the record of its call.
-State outcome() noexcept {
+CallState outcome() noexcept {
     try {
         throw;
     } catch (const Failure& failure) {
@@ -46,29 +46,29 @@ Worker::Worker(std::unique_ptr<Group> group)
 
 Worker::~Worker() { close(0); }
 
-std::uint64_t Worker::note(const Request& request) noexcept {
+std::uint64_t Worker::note(const CallArguments& arguments) noexcept {
     // Whoever calls a broken group in vain again and again would push out what broke it.
     if (!group_->usable()) return 0;
-    return log_.begin(request, group_->number(), group_->page_number(), ++calls_);
+    return log_.begin(arguments, group_->number(), group_->page_number(), ++calls_);
 }
 
-void Worker::run(const Request& request, const Limits& limits) {
+void Worker::run(const CallArguments& arguments, const Limits& limits) {
     std::unique_lock lock(mutex_);
     if (closed_) throw Failure(Fault::closed, "the group is closed; make a new one");
     if (!busy_ && queue_.empty()) {
         busy_ = true;
-        const std::uint64_t record = note(request);
+        const std::uint64_t log_sequence = note(arguments);
         lock.unlock();
         try {
-            group_->run(request, limits);
+            group_->run(arguments, limits);
         } catch (...) {
-            log_.end(record, outcome());
+            log_.end(log_sequence, outcome());
             lock.lock();
             busy_ = false;
             changed_.notify_all();
             throw;
         }
-        log_.end(record, State::done);
+        log_.end(log_sequence, CallState::done);
         lock.lock();
         busy_ = false;
         // Whoever closes the group waits for this too; nobody waits in the usual case.
@@ -76,7 +76,7 @@ void Worker::run(const Request& request, const Limits& limits) {
         return;
     }
     lock.unlock();
-    const auto completion = start(request, limits.seconds);
+    const auto completion = start(arguments, limits.seconds);
     const Limits forever{1e18, nullptr};  // the call itself keeps the deadline
     try {
         completion->wait({forever.seconds, limits.interrupted});
@@ -88,12 +88,12 @@ void Worker::run(const Request& request, const Limits& limits) {
     if (const Failure* failure = completion->failure()) throw Failure(*failure);
 }
 
-std::shared_ptr<Completion> Worker::start(Request request, double seconds) {
+std::shared_ptr<Completion> Worker::start(CallArguments arguments, double seconds) {
     auto completion = std::make_shared<Completion>();
     const std::lock_guard lock(mutex_);
     if (closed_) throw Failure(Fault::closed, "the group is closed; make a new one");
-    const std::uint64_t record = note(request);
-    queue_.push_back({std::move(request), seconds, completion, record});
+    const std::uint64_t log_sequence = note(arguments);
+    queue_.push_back({std::move(arguments), seconds, completion, log_sequence});
     if (!serving_) {
         if (thread_.joinable())
             thread_.join();  // it has decided to end, and holds no lock any more
@@ -119,11 +119,11 @@ void Worker::serve() {
         lock.unlock();
         std::unique_ptr<Failure> failure;
         try {
-            group_->run(task.request, {task.seconds, nullptr});
+            group_->run(task.arguments, {task.seconds, nullptr});
         } catch (const Failure& caught) {
             failure = std::make_unique<Failure>(caught);
         }
-        log_.end(task.record, failure == nullptr ? State::done : failed(failure->fault));
+        log_.end(task.log_sequence, failure == nullptr ? CallState::done : failed(failure->fault));
         lock.lock();
         busy_ = false;
         task.completion->finish(std::move(failure));
@@ -132,13 +132,13 @@ void Worker::serve() {
     serving_ = false;
 }
 
-void Worker::retire() noexcept {
+void Worker::abort_calls() noexcept {
     std::unique_lock lock(mutex_);
     if (!closed_) {
         closed_ = true;
         group_->stop();
         for (Task& task : queue_) {
-            log_.end(task.record, failed(Fault::closed));
+            log_.end(task.log_sequence, failed(Fault::closed));
             task.completion->finish(std::make_unique<Failure>(
                 Fault::closed, "the group was closed before this call had begun"));
         }
@@ -162,7 +162,7 @@ void Worker::close(double drain_seconds) noexcept {
             changed_.wait_until(lock, deadline_after(drain_seconds),
                                 [&] { return !busy_ && queue_.empty(); });
     }
-    retire();
+    abort_calls();
     const std::lock_guard lock(mutex_);  // several threads may close at once
     group_->close();
 }

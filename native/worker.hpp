@@ -26,7 +26,7 @@ public:
     const Failure* failure() const noexcept { return failure_.get(); }
 
 private:
-    Signal signal_;  ///< 1 once `failure_` is final
+    WaitWord signal_;  ///< 1 once `failure_` is final
     std::unique_ptr<Failure> failure_;
 };
 
@@ -40,27 +40,27 @@ public:
     Group& group() noexcept { return *group_; }
 
     /// Runs a call to its end; throws Failure.
-    void run(const Request& request, const Limits& limits);
+    void run(const CallArguments& arguments, const Limits& limits);
 
     /// Queues a call.
-    std::shared_ptr<Completion> start(Request request, double seconds);
+    std::shared_ptr<Completion> start(CallArguments arguments, double seconds);
 
     /// Ends all calls, now and for good, but does not leave the group yet.
-    void retire() noexcept;
+    void abort_calls() noexcept;
 
     /// Lets queued calls end for up to `drain_seconds`, then gives them up, and leaves the group.
     void close(double drain_seconds) noexcept;
 
 private:
     struct Task {
-        Request request;
+        CallArguments arguments;
         double seconds;
         std::shared_ptr<Completion> completion;
-        std::uint64_t record;
+        std::uint64_t log_sequence;
     };
 
     void serve();
-    std::uint64_t note(const Request& request) noexcept;
+    std::uint64_t note(const CallArguments& arguments) noexcept;
 
     std::unique_ptr<Group> group_;
     Log& log_;

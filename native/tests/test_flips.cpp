@@ -53,38 +53,40 @@ struct Flip {
 /// another, however many there are.
 class World {
 public:
-    World() : fd(unisono::Job::create(size)) {
-        const ArenaPlan plan(size);
+    World() : fd(SharedJob::create(size)) {
+        const ArenaLayout layout(size);
         kinds_.resize(6);
         kinds_[0] = {{0, 64}};
         for (std::size_t i = 0; i < size; ++i) {
-            kinds_[1].push_back({plan.residents + i * sizeof(Resident), sizeof(Resident)});
-            const std::size_t log = plan.logs + i * plan.log;
-            kinds_[2].push_back({log, 128 + 64 * sizeof(Record)});  // what such a short life uses
+            kinds_[1].push_back({layout.rank_infos + i * sizeof(RankInfo), sizeof(RankInfo)});
+            const std::size_t log = layout.logs + i * layout.log;
+            kinds_[2].push_back(
+                {log, 128 + 64 * sizeof(PackedRecord)});  // what such a short life uses
             kinds_[2].push_back({log, sizeof(LogMemory)});
         }
         for (std::size_t i = 0; i < size * size; ++i) {
-            const std::size_t channel = plan.channels + i * sizeof(Channel);
+            const std::size_t channel = layout.channels + i * sizeof(Channel);
             kinds_[3].push_back({channel + offsetof(Channel, written), 8});
             kinds_[3].push_back({channel + offsetof(Channel, read), 8});
             for (std::size_t cell = 0; cell < Arena::ring_cells; ++cell)
-                kinds_[4].push_back({plan.rings + (i * Arena::ring_cells + cell) * plan.cell, 40});
+                kinds_[4].push_back(
+                    {layout.rings + (i * Arena::ring_cells + cell) * layout.cell, 40});
         }
-        add_group(plan.world, size);
+        add_group(layout.world, size);
     }
     ~World() { close(fd); }
 
     void add_group(std::size_t offset, int members) {
-        const GroupPlan plan(members);
+        const GroupLayout layout(members);
         const std::lock_guard lock(mutex_);
         auto& groups = kinds_[5];
         groups.push_back({offset, 64});
-        groups.push_back({offset + plan.world_ranks, static_cast<std::size_t>(members) * 4});
-        groups.push_back({offset + plan.rows, plan.slots - plan.rows});
+        groups.push_back({offset + layout.world_ranks, static_cast<std::size_t>(members) * 4});
+        groups.push_back({offset + layout.rows, layout.slots - layout.rows});
         for (std::size_t i = 0; i < static_cast<std::size_t>(members); ++i)
             for (const std::size_t bytes :
                  {std::size_t{40}, sizeof(Member)})  // turns and marks, all
-                groups.push_back({offset + plan.members + i * sizeof(Member), bytes});
+                groups.push_back({offset + layout.members + i * sizeof(Member), bytes});
         if (groups.size() > 40) groups.erase(groups.begin(), groups.begin() + 9);  // long closed
     }
 
@@ -114,11 +116,11 @@ private:
 };
 
 /// Runs one call: it ends in time, and in nothing but a Failure.
-template <class Call>
-void attempt(Call call) {
+template <class Body>
+void attempt(Body body) {
     const auto began = Clock::now();
     try {
-        call();
+        body();
         ++ended_well;
     } catch (const Failure& failure) {
         CHECK(!failure.text.empty());
@@ -141,16 +143,16 @@ void collect(Communicator& group, int rank, Numbers& numbers) {
     const bool rooted = verb == Verb::broadcast || verb == Verb::reduce || verb == Verb::gather ||
                         verb == Verb::scatter;
     std::vector<std::int32_t> source(count * size, rank), target(count * size);
-    auto request = unisono::test::request(
+    auto arguments = unisono::test::make_call(
         verb, source, target, count, reduces ? ReduceOp::sum : ReduceOp::none, rooted ? root : -1);
-    request.place = {static_cast<std::uint16_t>(1 + numbers.next() % 255), "flips.py:1"};
+    arguments.call_site = {static_cast<std::uint16_t>(1 + numbers.next() % 255), "flips.py:1"};
     if (verb == Verb::all_to_all && uneven)
         for (int peer = 0; peer < members; ++peer) {
-            request.sends.push_back(count / static_cast<std::size_t>(1 + (rank + peer) % 3));
-            request.receives.push_back(request.sends.back());
+            arguments.sends.push_back(count / static_cast<std::size_t>(1 + (rank + peer) % 3));
+            arguments.receives.push_back(arguments.sends.back());
         }
-    if (!later) return group.run(request, limits);
-    const auto completion = group.start(request, deadline);
+    if (!later) return group.run(arguments, limits);
+    const auto completion = group.start(arguments, deadline);
     CHECK(completion->wait({margin, nullptr}));
     if (const Failure* failure = completion->failure()) throw Failure(*failure);
 }
@@ -162,8 +164,8 @@ void exchange(Communicator& group, int rank, Numbers& numbers) {
     const std::size_t bytes = counts[numbers.next() % 4];
     const int last = numbers.next() % 3 == 0 ? -1 : (rank + members - 1) % members;
     std::vector<std::byte> sent(bytes), got(bytes);
-    const auto send = group.letter(true, (rank + 1) % members, 0);
-    const auto receive = group.letter(false, last, 0);
+    const auto send = group.transfer(true, (rank + 1) % members, 0);
+    const auto receive = group.transfer(false, last, 0);
     send->data = sent.data();
     receive->data = got.data();
     send->bytes = receive->bytes = bytes;
@@ -173,7 +175,7 @@ void exchange(Communicator& group, int rank, Numbers& numbers) {
         group.run(receive, limits);
         CHECK(receive->source >= 0 && receive->source < members);
     });
-    // A letter that was never posted has no end.
+    // A transfer that was never posted has no end.
     if (send->deadline != Clock::time_point{}) CHECK(send->completion.wait({margin, nullptr}));
 }
 
@@ -183,7 +185,7 @@ void play(World& world, Communicator& base, int rank, Numbers& numbers) {
     const auto join = [&](auto make) {
         attempt([&] {
             group = make();
-            world.add_group(group->letter(true, 0, 0)->page * page,
+            world.add_group(group->transfer(true, 0, 0)->page * page,
                             static_cast<int>(group->world_ranks().size()));
         });
     };
@@ -196,8 +198,8 @@ void play(World& world, Communicator& base, int rank, Numbers& numbers) {
         attempt([&] { collect(*group, rank, numbers); });
     exchange(*group, rank, numbers);
     attempt([&] {
-        const Viewer viewer(world.fd);
-        for (int peer = 0; peer < viewer.size(); ++peer) viewer.look(peer);
+        const JobInspector inspector(world.fd);
+        for (int peer = 0; peer < inspector.size(); ++peer) inspector.snapshot(peer);
     });
     const auto old = std::move(group);
     join([&] { return old->shrink({}, limits); });
@@ -211,16 +213,16 @@ void play(World& world, Communicator& base, int rank, Numbers& numbers) {
 
 /// The life of one rank in one world.
 void live(World& world, int rank, Numbers numbers) {
-    std::shared_ptr<unisono::Job> job;
+    std::shared_ptr<SharedJob> job;
     std::unique_ptr<Communicator> base;
     while (job == nullptr && !world.over) {
-        attempt([&] { job = std::make_shared<unisono::Job>(dup(world.fd), rank); });
+        attempt([&] { job = std::make_shared<SharedJob>(dup(world.fd), rank); });
         std::this_thread::sleep_for(pause_between_flips);
     }
     world.gate.arrive_and_wait();
     if (job != nullptr)
         attempt([&] {
-            job->meet();
+            job->connect_peers();
             base = std::make_unique<Communicator>(job, job->arena()->world_offset(), rank, size);
         });
     // All ranks begin a round together, with the same numbers, or it would be all mismatches.
@@ -228,7 +230,7 @@ void live(World& world, int rank, Numbers numbers) {
         world.gate.arrive_and_wait();
         Numbers own{numbers.next()};
         play(world, *base, rank, own);
-        attempt([&] { job->viewer()->look(rank); });
+        attempt([&] { job->inspector()->snapshot(rank); });
     }
     world.gate.arrive_and_drop();
     if (base != nullptr) base->close(deadline);

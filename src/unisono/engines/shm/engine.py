@@ -39,23 +39,25 @@ _DRAIN = 2.0  # seconds that close() lets queued calls go on
 class _Records:
     """The records of a job in shared memory; a `trace.Source`."""
 
-    def __init__(self, job: _native.Job) -> None:
+    def __init__(self, job: _native.SharedJob) -> None:
         self._job = job
-        self.claim = job.claim_trace
-        self.written = job.trace_written
-        self.fresh = job.trace_is_fresh
+        self.claim = job.claim_trace_write
+        self.written = job.finish_trace_write
+        self.fresh = job.trace_is_written
 
     def look(self) -> list[Rank]:
         return [
             Rank(rank, pid, state, [Record(*call) for call in calls], missing)
-            for rank, (pid, state, calls, missing) in enumerate(self._job.look())
+            for rank, (pid, state, calls, missing) in enumerate(self._job.snapshot())
         ]
 
 
 class ShmWork(Work):
     """A call that the native thread runs; keeps the memory alive until it has ended."""
 
-    def __init__(self, tracer: Tracer, pending: _native.Pending, *buffers: Buffer | None) -> None:
+    def __init__(
+        self, tracer: Tracer, pending: _native.CallHandle, *buffers: Buffer | None
+    ) -> None:
         super().__init__()
         self._tracer = tracer
         self._pending = pending
@@ -84,7 +86,7 @@ class ShmEngine(Engine):
 
     def __init__(
         self,
-        job: _native.Job,
+        job: _native.SharedJob,
         communicator: _native.Communicator,
         rank: int,
         size: int,
@@ -239,7 +241,7 @@ class ShmEngine(Engine):
         self._running.clear()
 
     def exit(self) -> None:
-        self._job.exit()
+        self._job.announce_exit()
 
     def records(self) -> list[Rank]:
         return self._tracer.source.look()
@@ -290,7 +292,7 @@ class ShmEngine(Engine):
     def _message(self, sending: bool, buffer: Buffer, peer: int, tag: int, blocking: bool) -> Work:
         dtype = buffer.dtype
         try:
-            pending = self._native.message(
+            pending = self._native.point_to_point(
                 sending,
                 buffer.address,
                 buffer.count,
@@ -315,30 +317,30 @@ class ShmEngine(Engine):
         return work
 
 
-def _meet(launch: Launch, timeout: float) -> _native.Job:
+def _meet(launch: Launch, timeout: float) -> _native.SharedJob:
     """Make or join the job's memory; returns when every rank is in it."""
     if launch.rank == 0:
         return _host(launch, timeout)
     guest = Guest(launch, timeout)
     try:
-        job = _native.Job(guest.join(), launch.rank)
+        job = _native.SharedJob(guest.join(), launch.rank)
         guest.settle()
     finally:
         guest.close()
-    job.meet()
+    job.connect_peers()
     return job
 
 
-def _host(launch: Launch, timeout: float) -> _native.Job:
+def _host(launch: Launch, timeout: float) -> _native.SharedJob:
     host = Host(launch, timeout) if launch.size > 1 else None
     try:
-        fd = _native.create(launch.size)
+        fd = _native.create_job_memory(launch.size)
     except (OutOfSharedMemory, LaunchError) as error:
         if host is not None:
             host.refuse(error)
         raise
-    job = _native.Job(fd, 0)
+    job = _native.SharedJob(fd, 0)
     if host is not None:
         host.admit(fd)
-    job.meet()
+    job.connect_peers()
     return job

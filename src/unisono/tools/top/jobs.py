@@ -42,7 +42,7 @@ class Job:
 
     def __init__(self, name: str, descriptor: int) -> None:
         self.name = name
-        self._viewer = _native.Viewer(descriptor)
+        self._viewer = _native.JobInspector(descriptor)
 
     @property
     def size(self) -> int:
@@ -51,7 +51,7 @@ class Job:
 
     def look(self) -> list[Seat]:
         """Where each rank is now."""
-        found = self._viewer.look()
+        found = self._viewer.snapshot()
         clock = time.monotonic_ns()
         return [
             _seat(Rank(rank, pid, state, [Record(*call) for call in calls], missing), clock)
@@ -60,7 +60,7 @@ class Job:
 
     def pids(self) -> list[int]:
         """The processes of the ranks that run."""
-        return [pid for pid, state, _, _ in self._viewer.look() if pid and state in ALIVE]
+        return [pid for pid, state, _, _ in self._viewer.snapshot() if pid and state in ALIVE]
 
 
 def _seat(rank: Rank, clock: int) -> Seat:

@@ -1,9 +1,9 @@
-// native/bind_places.hpp: part of bind.cpp: the line of the user's source that made a call.
+// native/call_site.hpp: part of bind.cpp: the line of the user's source that made a call.
 //
 // That is the first Python frame that is neither in unisono nor in torch, whose own layers stand
 // between the user and a registered backend; if there is none, the first outside unisono. Which
-// code belongs to whom, and which instruction is which place, are looked up once and then kept, so
-// that a call in a loop makes no string.
+// code belongs to whom, and which instruction is which call_site, are looked up once and then kept,
+// so that a call in a loop makes no string.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -76,14 +76,14 @@ private:
 #endif
 
 /// All of it runs with the GIL held, which guards the caches.
-class Places {
+class CallSiteFinder {
 public:
     /// Called once, when the module is loaded: what Python is asked here may let other threads run.
     /// Never freed, for Python may be gone when it would be.
-    static void prepare() { the_places_ = new Places; }
+    static void prepare() { instance_ = new CallSiteFinder; }
 
-    /// The place of the call that is being made in this thread.
-    static Place current() { return the_places_->find(); }
+    /// The call_site of the call that is being made in this thread.
+    static CallSite current() { return instance_->find(); }
 
 private:
     enum class Owner : std::uint8_t { unisono, torch, user };
@@ -96,12 +96,12 @@ private:
     struct Spot {
         PyCodeObject* code = nullptr;
         int instruction = -1;
-        Place place;
+        CallSite call_site;
     };
     static constexpr std::size_t slots = 1024;
     static constexpr int deepest = 100;  // frames to look at
 
-    Places() {
+    CallSiteFinder() {
         namespace nb = nanobind;
         own_ = folder(nb::module_::import_("unisono").ptr());  // it is being imported already
         PyObject* here = PyImport_GetModule(nb::str("os").ptr());
@@ -110,22 +110,22 @@ private:
             const nb::object path = nb::steal(PyObject_CallMethod(module.ptr(), "getcwd", nullptr));
             if (path.is_valid()) here_ = text_of(path.ptr()) + "/";
         }
-        PyErr_Clear();  // the working directory may be gone
+        PyErr_Clear();  // the working group_members may be gone
     }
 
-    Place find() {
+    CallSite find() {
         PyCodeObject* theirs = nullptr;  // the first that is torch's
         int instruction = 0;
         Frame frame;
         for (int depth = 0; frame && depth < deepest; ++depth, frame.go_back()) {
             const Owner owner = owner_of(frame.code());
-            if (owner == Owner::user) return place_of(frame.code(), frame.instruction());
+            if (owner == Owner::user) return call_site_of(frame.code(), frame.instruction());
             if (owner == Owner::torch && theirs == nullptr) {
                 theirs = frame.code();  // it runs further out, so it stays
                 instruction = frame.instruction();
             }
         }
-        return theirs == nullptr ? Place{} : place_of(theirs, instruction);
+        return theirs == nullptr ? CallSite{} : call_site_of(theirs, instruction);
     }
 
     Owner owner_of(PyCodeObject* code) {
@@ -149,29 +149,29 @@ private:
         return owner;
     }
 
-    Place place_of(PyCodeObject* code, int instruction) {
+    CallSite call_site_of(PyCodeObject* code, int instruction) {
         Spot& spot = spots_[hash(code, instruction)];
-        if (spot.code == code && spot.instruction == instruction) return spot.place;
+        if (spot.code == code && spot.instruction == instruction) return spot.call_site;
         std::string file = text_of(code->co_filename);
         if (!here_.empty() && file.starts_with(here_)) file.erase(0, here_.size());
         const int line = PyCode_Addr2Line(code, instruction);
-        const Place place = keep(file + ":" + std::to_string(line));
+        const CallSite call_site = keep(file + ":" + std::to_string(line));
         Py_INCREF(code);
         Py_XDECREF(spot.code);
-        spot = {code, instruction, place};
-        return place;
+        spot = {code, instruction, call_site};
+        return call_site;
     }
 
     /// A number for a text: the one it has, or the next; none once all are given out.
-    Place keep(std::string text) {
-        if (text.size() >= place_bytes) {
-            std::size_t cut = text.size() - (place_bytes - 4);
+    CallSite keep(std::string text) {
+        if (text.size() >= call_site_bytes) {
+            std::size_t cut = text.size() - (call_site_bytes - 4);
             while ((text[cut] & 0xc0) == 0x80) ++cut;  // not in the middle of a character
             text = "..." + text.substr(cut);
         }
         for (std::size_t id = 1; id < count_; ++id)
             if (texts_[id] == text) return {static_cast<std::uint16_t>(id), texts_[id].c_str()};
-        if (count_ == log_places) return {};
+        if (count_ == log_call_sites) return {};
         texts_[count_] = std::move(text);
         const auto id = static_cast<std::uint16_t>(count_++);
         return {id, texts_[id].c_str()};
@@ -205,12 +205,12 @@ private:
         return path.substr(0, path.rfind('/') + 1);
     }
 
-    static inline Places* the_places_ = nullptr;
+    static inline CallSiteFinder* instance_ = nullptr;
 
     std::string own_, here_;
     std::array<Known, slots> known_{};
     std::array<Spot, slots> spots_{};
-    std::array<std::string, log_places> texts_{};
+    std::array<std::string, log_call_sites> texts_{};
     std::size_t count_ = 1;
 };
 
