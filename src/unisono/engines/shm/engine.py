@@ -14,7 +14,8 @@ from unisono.core.buffers import Buffer, view
 from unisono.core.engine import DONE, Counts, Engine, ReduceOp, Work
 from unisono.core.environment import Launch
 from unisono.core.trace import Rank, Record, Tracer
-from unisono.engines.shm.server import Guest, Host
+from unisono.engines.shm.client import RendezvousClient
+from unisono.engines.shm.server import RendezvousServer
 from unisono.errors import CommTimeout, LaunchError, OutOfSharedMemory, UnisonoError
 
 _missing = ""
@@ -118,7 +119,7 @@ class ShmEngine(Engine):
                 f"{launch.size - launch.local_size} of {launch.size} ranks elsewhere"
             )
         try:
-            job = _meet(launch, timeout)
+            job = _join(launch, timeout)
         except CommTimeout:
             raise
         except OSError as error:
@@ -317,30 +318,30 @@ class ShmEngine(Engine):
         return work
 
 
-def _meet(launch: Launch, timeout: float) -> _native.SharedJob:
-    """Make or join the job's memory; returns when every rank is in it."""
+def _join(launch: Launch, timeout: float) -> _native.SharedJob:
+    """Make or join the job's memory; returns when every rank has mapped it."""
     if launch.rank == 0:
-        return _host(launch, timeout)
-    guest = Guest(launch, timeout)
+        return _serve(launch, timeout)
+    client = RendezvousClient(launch, timeout)
     try:
-        job = _native.SharedJob(guest.join(), launch.rank)
-        guest.settle()
+        job = _native.SharedJob(client.join(), launch.rank)
+        client.confirm()
     finally:
-        guest.close()
+        client.close()
     job.connect_peers()
     return job
 
 
-def _host(launch: Launch, timeout: float) -> _native.SharedJob:
-    host = Host(launch, timeout) if launch.size > 1 else None
+def _serve(launch: Launch, timeout: float) -> _native.SharedJob:
+    server = RendezvousServer(launch, timeout) if launch.size > 1 else None
     try:
         fd = _native.create_job_memory(launch.size)
     except (OutOfSharedMemory, LaunchError) as error:
-        if host is not None:
-            host.refuse(error)
+        if server is not None:
+            server.reject_all(error)
         raise
     job = _native.SharedJob(fd, 0)
-    if host is not None:
-        host.admit(fd)
+    if server is not None:
+        server.distribute(fd)
     job.connect_peers()
     return job
