@@ -1,5 +1,6 @@
-// native/bind.cpp: with call_site.hpp the only file that knows Python. Converts arguments,
-// releases the GIL, calls one function, and turns Failure into the classes of unisono.errors.
+// native/bind.cpp: the Python module; only this file and call_site.hpp use Python. Converts
+// arguments, releases the GIL, calls one function, and raises a Failure as a class of
+// unisono.errors.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -21,13 +22,13 @@ using namespace nb::literals;
 namespace unisono {
 namespace {
 
-/// Whether a signal handler has raised: Ctrl-C during a wait. Runs without the GIL held.
+/// Whether a signal handler has raised: Ctrl-C during a wait. The caller does not hold the GIL.
 bool interrupted() {
     const nb::gil_scoped_acquire gil;
     return PyErr_CheckSignals() != 0;
 }
 
-/// Text that may hold anything, as a string.
+/// Any bytes as a string; empty ones as None.
 nb::object text_or_none(const std::string& text) {
     if (text.empty()) return nb::none();
     return nb::steal(
@@ -66,7 +67,7 @@ nb::object text_or_none(const std::string& text) {
     throw nb::python_error();
 }
 
-/// Runs `body` without the GIL and raises what it throws.
+/// Runs `body` without the GIL, and raises the Failure that it throws.
 template <class Body>
 auto guarded(Body body) {
     std::optional<Failure> caught;
@@ -81,7 +82,7 @@ auto guarded(Body body) {
     raise(*caught);
 }
 
-/// A call under way, for Python to wait for.
+/// A call in progress, for Python to wait for.
 struct CallHandle {
     std::shared_ptr<Completion> completion;
     std::shared_ptr<Transfer> transfer;
@@ -99,7 +100,7 @@ struct CallHandle {
     int source() const { return transfer == nullptr ? -1 : transfer->source; }
 };
 
-/// Runs or starts a collective whose counts differ by rank; None if it has ended.
+/// Runs or starts a collective whose counts differ by rank; None if it is complete.
 std::optional<CallHandle> collective_uneven(Communicator& self, int verb, std::uintptr_t source,
                                             std::uintptr_t target, std::uint64_t count, int dtype,
                                             std::uint32_t item_bytes, int op, double factor,
@@ -136,7 +137,7 @@ std::optional<CallHandle> collective(Communicator& self, int verb, std::uintptr_
                              seconds, blocking, {}, {});
 }
 
-/// Sends or receives; with `blocking` the message has come to its end.
+/// Sends or receives a message; with `blocking` it is complete on return.
 CallHandle point_to_point(Communicator& self, bool sending, std::uintptr_t data,
                           std::uint64_t count, int dtype, std::uint32_t item_bytes, int peer,
                           std::int64_t tag, double seconds, bool blocking) {
@@ -181,7 +182,7 @@ nb::tuple record_tuple(const Record& record, const std::string& call_site) {
         record.began, number(record.ended != 0, record.ended), name(record.state));
 }
 
-/// For each rank: pid, state, records, and for whom its call waits (world ranks, or None).
+/// For each rank: pid, state, records, and the world ranks that its call waits for (or None).
 nb::list snapshot_all(const JobInspector& inspector) {
     nb::list ranks;
     for (int rank = 0; rank < inspector.size(); ++rank) {
@@ -194,7 +195,7 @@ nb::list snapshot_all(const JobInspector& inspector) {
     return ranks;
 }
 
-/// The codes that Python has to know, by name.
+/// The numeric codes that Python passes to us, by name.
 nb::dict codes() {
     nb::dict dtypes, operators, verbs, all;
     for (int code = 0; code < 20; ++code) dtypes[name(static_cast<DType>(code))] = code;
@@ -213,15 +214,16 @@ NB_MODULE(_native, m) {
     using namespace unisono;
     m.doc() = "Collectives between processes of one host, over shared memory.";
 #ifdef NDEBUG
-    // Whoever keeps a failed work to the end (a future of torch does, by its traceback) can do
-    // nothing about it, and the report would stand below the error that he has to see.
+    // A failed call may stay alive until Python exits (a future of torch keeps it by its
+    // traceback). The user can do nothing about that, and the warning would hide the error above
+    // it.
     nb::set_leak_warnings(false);
 #endif
     CallSiteFinder::prepare();
     m.def(
         "create_job_memory",
         [](int size) { return guarded([&] { return SharedJob::create(size); }); }, "size"_a);
-    m.def("instruction_set", [] { return kernels().isa; });
+    m.def("instruction_set", [] { return guarded([] { return kernels().isa; }); });
     m.def("codes", &codes);
     nb::class_<CallHandle>(m, "CallHandle")
         .def("done", [](const CallHandle& self) { return self.completion->done(); })
@@ -229,7 +231,12 @@ NB_MODULE(_native, m) {
         .def("check", &CallHandle::check)
         .def_prop_ro("source", &CallHandle::source);
     nb::class_<SharedJob>(m, "SharedJob")
-        .def(nb::init<int, int>(), "fd"_a, "rank"_a)
+        .def(
+            "__init__",
+            [](SharedJob* self, int fd, int rank) {
+                guarded([&] { new (self) SharedJob(fd, rank); });
+            },
+            "fd"_a, "rank"_a)
         .def("connect_peers", [](SharedJob& self) { guarded([&] { self.connect_peers(); }); })
         .def("announce_exit", &SharedJob::announce_exit)
         .def("snapshot",
@@ -254,8 +261,13 @@ NB_MODULE(_native, m) {
         .def_prop_ro("size", &JobInspector::size)
         .def("snapshot", &snapshot_all);
     nb::class_<Communicator>(m, "Communicator")
-        .def(nb::init<std::shared_ptr<SharedJob>, std::size_t, int, int>(), "job"_a, "offset"_a,
-             "rank"_a, "size"_a)
+        .def(
+            "__init__",
+            [](Communicator* self, std::shared_ptr<SharedJob> job, std::size_t offset, int rank,
+               int size) {
+                guarded([&] { new (self) Communicator(std::move(job), offset, rank, size); });
+            },
+            "job"_a, "offset"_a, "rank"_a, "size"_a)
         .def("collective", &collective)
         .def("collective_uneven", &collective_uneven)
         .def("point_to_point", &point_to_point)

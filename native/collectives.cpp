@@ -1,7 +1,7 @@
-// native/collectives.cpp: the verbs. Above each: the idea, its barriers, its bytes.
+// native/collectives.cpp: the collectives. Above each: the idea, its barriers, its bytes.
 //
-// P ranks, S bytes: the larger buffer that one rank holds. "Staged" means written into the own
-// slot, from which peers read. Long messages go in chunks, one step of the group for each.
+// P ranks, S bytes: the larger buffer of one rank. "Staged" means written into the own slot, from
+// which peers read. Long buffers are sent in chunks, one step of the group for each.
 #include "collectives.hpp"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t line = 64;
 constexpr std::size_t huge = std::size_t{8} << 20;  // larger than the caches that ranks share
 
-/// Everything that the verbs need to know about one call.
+/// Everything that a collective needs to know about its call.
 struct Context {
     Context(Group& group, const CallArguments& arguments)
         : group(group), arguments(arguments), k(kernels()), me(group.rank()), n(group.size()) {}
@@ -25,28 +25,27 @@ struct Context {
     int me;
     int n;
 
-    /// Bytes of the call's own share.
+    /// Bytes of this rank's own share.
     std::size_t share() const { return arguments.count * arguments.item_bytes; }
     std::size_t bytes(int from, int to) const {
         return group.sends(from, to) * arguments.item_bytes;
     }
 
-    /// Results that will not fit the cache anyway are unexpected past it, unless they replace the
-    /// source.
+    /// Results that are too large for the cache are stored past it, unless they replace the source.
     Store result(std::size_t total) const {
         return total >= huge && arguments.source != arguments.target ? Store::streaming
                                                                      : Store::plain;
     }
 
-    /// Bytes of a chunk for a message of `total` bytes: small enough for the cache, large enough
-    /// that barriers do not count.
+    /// Bytes of a chunk for a buffer of `total` bytes: small enough for the cache, large enough
+    /// that the cost of barriers does not matter.
     std::size_t chunk(std::size_t total) const {
         const std::size_t wanted = total >= huge ? std::size_t{1} << 20 : std::size_t{256} << 10;
         return std::min(wanted, group.slot_bytes());
     }
 
-    /// Bytes of a chunk where counts may differ by rank. It is needed before the ranks have agreed,
-    /// so it depends on nothing that only some of them know.
+    /// Bytes of a chunk if counts may differ by rank. It is needed before the consistency check, so
+    /// it depends on nothing that only some ranks know.
     std::size_t plain_chunk() const { return std::min(std::size_t{256} << 10, group.slot_bytes()); }
 
     /// The same for each of n parts of a slot.
@@ -72,7 +71,7 @@ struct Context {
     std::array<const void*, max_ranks> from;
 };
 
-/// Piece `index` of `total` bytes cut in pieces of `size`.
+/// Length of piece `index` of `total` bytes that are divided into pieces of `size`.
 std::size_t piece(std::size_t total, std::size_t index, std::size_t size) {
     const std::size_t begin = index * size;
     return begin >= total ? 0 : std::min(size, total - begin);
@@ -98,7 +97,7 @@ void reduce_into(Context& c, std::byte* to, Store store, std::byte* also, Store 
 // ---- all_reduce --------------------------------------------------------------------------------
 
 /// One-shot: stage everything, then every rank reduces everything. Barriers: 1.
-/// Bytes staged: S; read from peers: (P-1)S. Best while latency counts.
+/// Bytes staged: S; read from peers: (P-1)S. Best for short buffers, where latency matters.
 void all_reduce_once(Context& c) {
     const std::size_t bytes = c.share();
     c.group.begin_step();
@@ -111,8 +110,8 @@ void all_reduce_once(Context& c) {
 }
 
 /// Two-shot: rank r reduces slice r. Stage what others reduce; barrier; reduce the own slice into
-/// the result and the slot at once; barrier; copy the other slices out. Barriers: 2 a chunk. Bytes
-/// staged: S; read from peers: 2(P-1)/P S.
+/// the result and the slot in one pass; barrier; copy the other slices out. Barriers: 2 a chunk.
+/// Bytes staged: S; read from peers: 2(P-1)/P S.
 void all_reduce_sliced(Context& c) {
     const std::size_t total = c.share();
     const std::size_t chunk = c.chunk(total);
@@ -155,8 +154,8 @@ void all_reduce(Context& c) {
 
 // ---- reduce ------------------------------------------------------------------------------------
 
-/// The root reduces straight out of the slots. Barriers: 1 a chunk. Bytes staged by each other
-/// rank: S; read by the root: (P-1)S. Best for short messages and for two ranks.
+/// The root reduces directly from the slots. Barriers: 1 a chunk. Bytes staged by each other
+/// rank: S; read by the root: (P-1)S. Best for short buffers and for two ranks.
 void reduce_at_root(Context& c) {
     const bool root = c.me == c.arguments.root;
     const std::size_t total = c.share();
@@ -181,7 +180,7 @@ void reduce_at_root(Context& c) {
     c.group.probe(total);
 }
 
-/// As the two-shot all_reduce, but only the root copies slices out. Barriers: 2 a chunk.
+/// Like the two-shot all_reduce, but only the root copies slices out. Barriers: 2 a chunk.
 void reduce_sliced(Context& c) {
     const bool root = c.me == c.arguments.root;
     const std::size_t total = c.share();
@@ -222,11 +221,11 @@ void reduce(Context& c) {
         reduce_sliced(c);
 }
 
-// ---- verbs that move parts: one loop over steps, known only after the ranks have agreed ---------
+// ---- collectives on parts: one loop over steps; their number is known after the first barrier --
 
 /// Runs `fill(step)` before and `drain(step)` after the barrier of each step; the number of steps
-/// follows from the largest share, which all ranks know once they have agreed. The first fill is
-/// done by what this rank knows itself.
+/// follows from the largest share, which all ranks know after the consistency check. The first fill
+/// uses only what this rank knows itself.
 template <class Fill, class Drain>
 void in_steps(Context& c, std::size_t unit, Fill fill, Drain drain) {
     std::size_t steps = 1;
@@ -244,7 +243,7 @@ void in_steps(Context& c, std::size_t unit, Fill fill, Drain drain) {
     }
 }
 
-/// Offset in bytes of part `part` of a buffer cut by `counts`, or in equal shares.
+/// Offset in bytes of part `part` of a buffer that is divided by `counts`, or into equal shares.
 std::size_t part_offset(const Context& c, const std::vector<std::uint64_t>& counts, int part) {
     if (counts.empty()) return static_cast<std::size_t>(part) * c.share();
     std::size_t elements = 0;
@@ -366,7 +365,7 @@ void stage_cells(Context& c, std::size_t step, std::size_t cell) {
 
 /// all_to_all: the slot is divided by destination; each copies its cells out of all slots.
 /// Barriers: 1 a chunk. Bytes staged and read: (P-1)/P S. In place a step only overwrites what it
-/// has staged, because equal shares stand at equal places.
+/// has staged, because equal shares are at equal offsets.
 void all_to_all(Context& c) {
     const std::size_t cell = c.cell();
     const Store result = c.result(even_total(c));
@@ -374,7 +373,7 @@ void all_to_all(Context& c) {
         c, cell,
         [&](std::size_t step) {
             stage_cells(c, step, cell);
-            // The two differ if the caller is wrong, and that is known only after the barrier.
+            // The two differ if the call is wrong, which is known only after the barrier.
             const std::size_t length = piece(std::min(part_bytes(c, c.arguments.sends, c.me),
                                                       part_bytes(c, c.arguments.receives, c.me)),
                                              step, cell);
@@ -394,7 +393,7 @@ void all_to_all(Context& c) {
     c.group.probe(c.group.largest_share() * c.arguments.item_bytes);
 }
 
-/// reduce_scatter: as all_to_all, but what arrives is reduced in rank order. Barriers: 1 a chunk.
+/// reduce_scatter: like all_to_all, but what arrives is reduced in rank order. Barriers: 1 a chunk.
 void reduce_scatter(Context& c) {
     const std::size_t cell = c.cell();
     const std::size_t own = part_bytes(c, c.arguments.sends, c.me);
@@ -415,7 +414,7 @@ void barrier(Context& c) {
     c.first_barrier();
 }
 
-/// A group of one: the result is the source, reduced with itself alone.
+/// A group of one rank: the result is the source, reduced alone.
 void run_alone(Context& c) {
     const std::size_t bytes = part_bytes(c, c.arguments.sends, 0);
     if (const std::size_t room = part_bytes(c, c.arguments.receives, 0); room != bytes)

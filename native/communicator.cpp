@@ -1,4 +1,4 @@
-// native/communicator.cpp: forks, splits, and the way to the worker and the mailbox.
+// native/communicator.cpp: forks, splits, shrinks; everything else goes to worker and mailbox.
 #include "communicator.hpp"
 
 #include <fcntl.h>
@@ -12,18 +12,20 @@
 #include <numeric>
 #include <optional>
 
+#include "kernels.hpp"
+
 namespace unisono {
 
 namespace {
 
-/// How often this process was forked off. Relaxed: the fork itself orders it, and a child begins
-/// with one thread.
+/// How many forks lie between this process and the one that loaded us. Relaxed: the fork itself
+/// orders it, and a child starts with one thread.
 std::atomic<std::uint32_t> forks{0};
 
-/// The context of messages that make groups; no group has this number.
-constexpr std::uint32_t splitting = ~std::uint32_t{0};
+/// The context of our own messages in split(); no group has this number.
+constexpr std::uint32_t split_context = ~std::uint32_t{0};
 
-/// What the first rank of a new group tells the others: where it is, or why there is none.
+/// What the first rank of a new group sends to the others: the offset, or why there is none.
 struct NewGroupNotice {
     std::uint64_t offset = 0;
     char reason[504] = {};
@@ -44,16 +46,18 @@ bool ForkGuard::in_forked_child() const noexcept {
 void ForkGuard::check() const {
     if (in_forked_child())
         throw Failure(Fault::closed,
-                      "this process was forked after init and has no place in the world; start "
+                      "this process was forked after init and is not a rank of the job; start "
                       "ranks with `unisono run` or unisono.spawn instead");
 }
 
 int SharedJob::create(int size) {
+    kernels();  // throws for a wrong UNISONO_ISA, before anything is made
     const int fd = Arena::create(size);
     try {
         const int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
         if (copy < 0)
-            throw Failure(Fault::system, format("no second descriptor: %s", std::strerror(errno)));
+            throw Failure(Fault::system, format("the file descriptor could not be duplicated: %s",
+                                                std::strerror(errno)));
         Arena arena(copy);
         std::vector<int> ranks(static_cast<std::size_t>(size));
         std::iota(ranks.begin(), ranks.end(), 0);
@@ -66,6 +70,7 @@ int SharedJob::create(int size) {
 }
 
 SharedJob::SharedJob(int fd, int rank) : rank_(rank), arena_(std::make_shared<Arena>(fd)) {
+    kernels();  // throws for a wrong UNISONO_ISA, before the others see us
     arena_->register_rank(rank);
 }
 
@@ -137,9 +142,9 @@ void Communicator::start(const std::shared_ptr<Transfer>& transfer, double secon
 std::unique_ptr<Communicator> Communicator::split(const std::vector<int>& ranks, std::int64_t key,
                                                   const Limits& limits) {
     NewGroupNotice notice;
-    const auto pass_on = [&](bool sending, int peer) {
+    const auto exchange = [&](bool sending, int peer) {
         const auto made = transfer(sending, peer, key);
-        made->context = splitting;
+        made->context = split_context;
         made->data = reinterpret_cast<std::byte*>(&notice);
         made->bytes = sizeof notice;
         run(made, limits);
@@ -156,10 +161,10 @@ std::unique_ptr<Communicator> Communicator::split(const std::vector<int>& ranks,
             failure = caught;
             caught.text.copy(notice.reason, sizeof notice.reason - 1);
         }
-        for (std::size_t i = 1; i < ranks.size(); ++i) pass_on(true, ranks[i]);
+        for (std::size_t i = 1; i < ranks.size(); ++i) exchange(true, ranks[i]);
         if (failure) throw Failure(*failure);
     } else {
-        pass_on(false, ranks.front());
+        exchange(false, ranks.front());
         notice.reason[sizeof notice.reason - 1] = 0;
         if (notice.offset == 0)
             throw Failure(Fault::memory,
@@ -188,7 +193,7 @@ std::unique_ptr<Communicator> Communicator::shrink(const std::vector<int>& exclu
         if (!job_->arena()->alive(rank)) job_->mailbox().forget(rank);
     worker_->close(0);
     if (made == nullptr)
-        throw Failure(Fault::closed, "the others have shrunk the group without this rank");
+        throw Failure(Fault::closed, "the other ranks have shrunk the group without this rank");
     return made;
 }
 

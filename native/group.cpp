@@ -1,4 +1,4 @@
-// native/group.cpp: turns, fingerprints and what becomes of a group when something goes wrong.
+// native/group.cpp: barriers, the consistency check, and how a group ends when a call fails.
 #include "group.hpp"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ GroupLayout::GroupLayout(int size) {
     members = round_up(world_ranks + n * sizeof(std::int32_t), 128);
     rows = members + n * sizeof(Member);
     slots = round_up(rows + 4 * n * n * sizeof(std::uint64_t), page);
-    // 1 MiB a slot up to 32 ranks, then smaller, so that a group stays at 64 MiB or less.
+    // 1 MiB per slot up to 32 ranks, then less, so that a group needs at most 64 MiB.
     slot = std::size_t{1} << 20;
     while (slot > (std::size_t{64} << 10) && 2 * n * slot > (std::size_t{64} << 20)) slot /= 2;
     bytes = slots + 2 * n * slot;
@@ -53,7 +53,7 @@ Group::Group(std::shared_ptr<Arena> arena, std::size_t offset, int rank, int siz
     number_ = header_->number;
     const auto* ranks =
         reinterpret_cast<const std::int32_t*>(mapping_->data() + layout.world_ranks);
-    // Our own copy: from now on they lead to rank_infos, logs and rings.
+    // A copy, because these are indexes into rank infos, logs and rings: checked once, then used.
     std::vector<int> world_ranks(ranks, ranks + size);
     check_ranks(*arena_, world_ranks);
     group_members_ =
@@ -63,7 +63,8 @@ Group::Group(std::shared_ptr<Arena> arena, std::size_t offset, int rank, int siz
 void Group::check_ranks(const Arena& arena, const std::vector<int>& world_ranks) {
     for (const int rank : world_ranks)
         if (rank < 0 || rank >= arena.size())
-            throw damaged(format("a group is said to hold rank %d of %d", rank, arena.size()));
+            throw damaged(
+                format("the header of a group names rank %d in a job of %d", rank, arena.size()));
 }
 
 Group::~Group() {
@@ -83,14 +84,14 @@ void Group::close() noexcept {
     mark_departed(rank_);
 }
 
-/// Counts a member out, once. The last one gives the pages back; the offset is not used again.
+/// Counts a member as departed, once. The last one releases the pages; the offset is not reused.
 void Group::mark_departed(int rank) noexcept {
-    // acquire, release: pairs with gone() on members that wait for the smaller group, and a rank
-    // that has ended may be counted out by several of us.
+    // acquire, release: pairs with gone() on members in shrink(), and several members may do this
+    // for a rank that has ended.
     if (members_[rank].departed.exchange(1, std::memory_order_acq_rel) != 0) return;
     wake_all(members_[rank].turn);
-    // acq_rel: pairs with the other members' increments, so that their last writes come before the
-    // pages go.
+    // acq_rel: pairs with the other members' increments, so that their last writes come before
+    // the release of the pages.
     if (header_->closed.fetch_add(1, std::memory_order_acq_rel) + 1 ==
         static_cast<std::uint32_t>(size_))
         arena_->release(offset_, bytes_);
@@ -99,9 +100,10 @@ void Group::mark_departed(int rank) noexcept {
 void Group::run(const CallArguments& arguments, const Limits& limits) {
     if (closed_) throw Failure(Fault::closed, "the group is closed; make a new one");
     if (broken_ != nullptr)
-        throw Failure(broken_->fault,
-                      format("the group is broken since call %u: %s", calls_, broken_->what()),
-                      broken_->ranks);
+        throw Failure(
+            broken_->fault,
+            format("the group has been broken since call %u: %s", calls_, broken_->what()),
+            broken_->ranks);
     limits_ = &limits;
     ++calls_;
     try {
@@ -145,7 +147,7 @@ void Group::give_up(LeaveReason why, int blamed) noexcept {
 
 void Group::commit_slot(std::size_t bytes) {
     if (bytes <= committed_) return;
-    // A group that only ever sums a few numbers should not cost megabytes: a page, 64 KiB, all.
+    // A group that only sums a few numbers should not need megabytes: a page, 64 KiB, then all.
     const std::size_t some = std::size_t{64} << 10;
     const std::size_t wanted = bytes <= page ? page : bytes <= some ? some : slot_bytes_;
     for (std::size_t parity = 0; parity < 2; ++parity)
@@ -155,21 +157,22 @@ void Group::commit_slot(std::size_t bytes) {
 
 void Group::publish(const CallArguments& arguments) {
     Member& self = members_[rank_];
-    const std::uint64_t print = self.card[step_ & 1].write(arguments, calls_);
+    const std::uint64_t print = self.call[step_ & 1].write(arguments, calls_);
     const bool uneven = !arguments.sends.empty();
     if (uneven) {
         std::uint64_t* mine = rows(rank_);
         std::copy(arguments.sends.begin(), arguments.sends.end(), mine);
         std::copy(arguments.receives.begin(), arguments.receives.end(), mine + size_);
     }
-    // Relaxed: the store of the turn in barrier() orders it. Where counts differ by rank the print
-    // is like no other, so that everybody compares in full.
+    // Relaxed: the store of the turn in barrier() orders it. If counts differ by rank, each rank
+    // has a different fingerprint, so that all compare in full.
     self.fingerprint[step_ & 1].store(
         uneven ? print + static_cast<std::uint64_t>(rank_) + 1 : print, std::memory_order_relaxed);
 }
 
 bool Group::reached(int peer) const noexcept {
-    // acquire: pairs with post() of the peer in barrier(): its slot and its card are readable now.
+    // acquire: pairs with post() of the peer in barrier(): its slot and its descriptor are readable
+    // now.
     const std::uint32_t turn = members_[peer].turn.value.load(std::memory_order_acquire);
     return static_cast<std::int32_t>(turn - turn_) >= 0;
 }
@@ -177,7 +180,7 @@ bool Group::reached(int peer) const noexcept {
 void Group::barrier() {
     turn_ += 2;
     fence();  // streaming stores are not ordered by the store of the turn
-    // Fails if a peer has given this barrier up, and has shut us out of it.
+    // Fails if a peer has given up this barrier and shut us out of it.
     if (!post_from(members_[rank_].turn, turn_ - 2, turn_)) raise_given_up();
     for (int i = 1; i < size_; ++i) wait_for((rank_ + i) % size_);
 }
@@ -187,25 +190,25 @@ void Group::wait_for(int peer) {
         members_[peer].turn, arena_->spin_policy(), *limits_, [&] { return reached(peer); },
         [&] { check_peers(); },
         [&] {
-            if (shut_out()) expire(at_deadline());
+            if (shut_out()) expire(timeout_text());
         });
 }
 
-/// Gives up the barrier in which we wait: makes the turn of one peer that has not come odd, so that
-/// it cannot come any more. From then on nobody passes: a call ends well on all ranks or on none.
-/// False if all have come in the meantime; then there is nothing to give up.
+/// Gives up the barrier in which we wait: makes the turn of one peer that has not arrived odd, so
+/// that it cannot arrive any more. From then on nobody passes: a call succeeds on all ranks or on
+/// none. False if all have arrived in the meantime; then there is nothing to give up.
 bool Group::shut_out() noexcept {
     for (int peer = 0; peer < size_; ++peer) {
         if (peer == rank_) continue;
         std::uint32_t seen = turn_ - 2;
-        // seq_cst: pairs with post_from() in barrier(): either the peer has come, or it finds that
-        // it has been shut out.
+        // seq_cst: pairs with post_from() in barrier(): either the peer has arrived, or it finds
+        // that it is shut out.
         if (members_[peer].turn.value.compare_exchange_strong(seen, turn_ - 1,
                                                               std::memory_order_seq_cst)) {
             wake_all(members_[peer].turn);
             return true;
         }
-        if (seen == turn_ - 1) return true;  // another one has done so
+        if (seen == turn_ - 1) return true;  // another rank has done so
     }
     return false;
 }
@@ -219,36 +222,37 @@ void Group::check_peers() {
         if (peer == rank_ || static_cast<std::int32_t>(turn - turn_) >= 0) continue;
         if (turn == turn_ - 1)
             check_given_up(true);
-        else if (turn != turn_ - 2)  // nobody can come from there, or be shut out
-            throw damaged(format("the turn of rank %d is %u and was %u", peer, turn, turn_ - 2));
+        else if (turn != turn_ - 2)  // no rank can have that turn now
+            throw damaged(
+                format("the turn of rank %d is %u; it must be %u", peer, turn, turn_ - 2));
         const std::uint32_t word =
             members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
         const bool dead = word == 0 && !arena_->alive(world_rank(peer));
-        if ((word == 0 && !dead) || reached(peer)) continue;  // it may have answered and then ended
+        if ((word == 0 && !dead) || reached(peer)) continue;  // it may have arrived and then ended
         if (static_cast<LeaveReason>(word & 0xff) == LeaveReason::closed &&
             arena_->about_to_end(world_rank(peer)))
-            continue;  // in a moment we can say how it ended
+            continue;  // its exit status is known in a moment
         raise_departed(peer, word);
     }
 }
 
-/// Somebody has given this barrier up: raises who it was, as soon as that is known. Ranks that
-/// `came` and waited like a peer whose deadline is over share its error.
-void Group::check_given_up(bool came) {
+/// A peer has given up this barrier: raises who and why, when that is known. Ranks that `arrived`
+/// and waited too get the same timeout error as the peer whose deadline passed.
+void Group::check_given_up(bool arrived) {
     for (int peer = 0; peer < size_; ++peer) {
         if (peer == rank_) continue;
         const std::uint32_t word =
             members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
         switch (static_cast<LeaveReason>(word & 0xff)) {
             case LeaveReason::timeout:
-                if (came)
+                if (arrived)
                     expire(format("ended at the deadline of %s,", describe_rank(peer).c_str()));
                 raise_departed(peer, word);
             case LeaveReason::stopped:
             case LeaveReason::interrupted:
             case LeaveReason::lost:
                 raise_departed(peer, word);
-            case LeaveReason::no:  // it may have died just after it had shut somebody out
+            case LeaveReason::none:  // it may have died after it had shut out a peer
                 if (!arena_->alive(world_rank(peer))) raise_departed(peer, word);
                 break;
             default:
@@ -257,15 +261,15 @@ void Group::check_given_up(bool came) {
     }
 }
 
-/// We have been shut out of a barrier; whoever did it is about to say why.
+/// We are shut out of a barrier; the peer that did it is about to publish why.
 void Group::raise_given_up() {
     const std::uint32_t turn = members_[rank_].turn.value.load(std::memory_order_relaxed);
     if (turn != turn_ - 1)
-        throw damaged(format("the turn of this rank is %u and was %u", turn, turn_ - 2));
+        throw damaged(format("the turn of this rank is %u; it must be %u", turn, turn_ - 2));
     check_given_up(false);
     wait_until(
         members_[rank_].turn, arena_->spin_policy(), *limits_, [] { return false; },
-        [&] { check_given_up(false); }, [&] { expire(at_deadline()); });
+        [&] { check_given_up(false); }, [&] { expire(timeout_text()); });
     __builtin_unreachable();
 }
 
@@ -277,15 +281,15 @@ void Group::check_consistency(const CallArguments& arguments) {
     bool same = arguments.sends.empty();
     for (int i = 1; i < size_; ++i) {
         const int peer = (rank_ + i) % size_;
-        // Relaxed: ordered by the acquire of the peer's turn, which stands in the same line.
+        // Relaxed: ordered by the acquire of the peer's turn, which is in the same cache line.
         same = same && members_[peer].fingerprint[parity].load(std::memory_order_relaxed) == mine;
     }
     if (!same) compare_all(arguments);
 }
 
-/// Some fingerprint differs: either ranks disagree, or their counts differ by rank and must fit.
-/// All ranks look at the same cards and rows, so all come to the same verdict. Each takes its own
-/// from its arguments: these are the lengths of its buffers, which only the caller may say.
+/// Some fingerprint differs: either ranks disagree, or their counts differ by rank and must match.
+/// All ranks compare the same descriptors and rows, so all come to the same result. Each takes its
+/// own from its arguments: they are the lengths of its buffers, and only its caller may set them.
 void Group::compare_all(const CallArguments& arguments) {
     const auto n = static_cast<std::size_t>(size_);
     PackedCall own;
@@ -295,7 +299,7 @@ void Group::compare_all(const CallArguments& arguments) {
     matrix_.assign(n * n, 0);
     for (int rank = 0; rank < size_; ++rank) {
         const CallDescriptor call =
-            rank == rank_ ? mine : CallDescriptor(members_[rank].card[step_ & 1]);
+            rank == rank_ ? mine : CallDescriptor(members_[rank].call[step_ & 1]);
         if (!call.same_kind(mine) || !call.has_counts()) raise_mismatch();
         const std::uint64_t* sent = rank == rank_ ? arguments.sends.data() : rows(rank);
         const std::uint64_t* got = rank == rank_ ? arguments.receives.data() : rows(rank) + size_;

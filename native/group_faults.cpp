@@ -1,4 +1,4 @@
-// native/group_faults.cpp: what a group says when something has gone wrong.
+// native/group_faults.cpp: the errors of a group.
 #include <algorithm>
 
 #include "group.hpp"
@@ -10,33 +10,32 @@ void Group::raise_departed(int peer, std::uint32_t word) {
     const int blamed = static_cast<int>(word >> 8) - 1;
     const std::string culprit = describe_rank(peer);
     const auto why = static_cast<LeaveReason>(word & 0xff);
-    if (why != LeaveReason::no && (blamed < 0 || blamed >= size_))
-        throw damaged(format("%s is said to blame rank %d", culprit.c_str(), blamed));
+    if (why != LeaveReason::none && (blamed < 0 || blamed >= size_))
+        throw damaged(format("%s blames rank %d, which is not a member", culprit.c_str(), blamed));
     switch (why) {
-        case LeaveReason::no:
+        case LeaveReason::none:
             throw Failure(Fault::lost, describe_loss(peer, ""), {peer});
         case LeaveReason::closed:
         case LeaveReason::stopped:
-            // relaxed: pairs with Arena::announce_exit(), which came before the closing that we
-            // have seen.
+            // relaxed: pairs with Arena::announce_exit(), which came before the closing that
+            // we have seen.
             if (arena_->rank_info(world_rank(peer)).exiting.load(std::memory_order_relaxed) != 0)
                 throw Failure(Fault::lost, describe_loss(peer, ""), {peer});
-            throw Failure(Fault::lost,
-                          format("%s closed the group; its last call was %s", culprit.c_str(),
-                                 last_call_text(peer).c_str()),
-                          {peer});
+            throw Failure(
+                Fault::lost,
+                format("%s closed the group; %s", culprit.c_str(), last_call_clause(peer).c_str()),
+                {peer});
         case LeaveReason::timeout:
             throw Failure(Fault::lost,
-                          format("%s gave up at its deadline, waiting for %s; its last call was %s",
-                                 culprit.c_str(),
+                          format("%s gave up at its deadline, waiting for %s; %s", culprit.c_str(),
                                  blamed == rank_ ? "this rank" : describe_rank(blamed).c_str(),
-                                 last_call_text(peer).c_str()),
+                                 last_call_clause(peer).c_str()),
                           {peer});
         case LeaveReason::interrupted:
-            throw Failure(Fault::lost,
-                          format("%s was interrupted in its call; that was %s", culprit.c_str(),
-                                 last_call_text(peer).c_str()),
-                          {peer});
+            throw Failure(
+                Fault::lost,
+                format("%s was interrupted; %s", culprit.c_str(), last_call_clause(peer).c_str()),
+                {peer});
         case LeaveReason::lost:
             throw Failure(Fault::lost, describe_loss(blamed, culprit), {blamed});
         case LeaveReason::shrinking:
@@ -50,15 +49,16 @@ void Group::raise_departed(int peer, std::uint32_t word) {
                                  2 * static_cast<double>(slot_bytes_) / (1 << 20)),
                           {blamed});
     }
-    throw damaged(format("%s is said to have left for reason %u", culprit.c_str(), word & 0xff));
+    throw damaged(
+        format("%s has left for reason %u, which does not exist", culprit.c_str(), word & 0xff));
 }
 
-std::string Group::at_deadline() const {
+std::string Group::timeout_text() const {
     return format("reached its timeout of %g s", limits_->seconds);
 }
 
 void Group::expire(const std::string& how) {
-    constexpr std::size_t most = 8;  // whose last_call_note is told; the others are only named
+    constexpr std::size_t most = 8;  // ranks that are described; further ones are only counted
     std::vector<int> missing, present;
     std::string late, here;
     for (int peer = 0; peer < size_; ++peer) {
@@ -75,8 +75,8 @@ void Group::expire(const std::string& how) {
             read_process_state(
                 arena_->rank_info(world_rank(peer)).pid.load(std::memory_order_relaxed))
                 .stopped();
-        late += format("; %s is alive but %s, its last call was %s", describe_rank(peer).c_str(),
-                       stopped ? "stopped" : "has not come", last_call_text(peer).c_str());
+        late += format("; %s is alive but %s; %s", describe_rank(peer).c_str(),
+                       stopped ? "stopped" : "has not come", last_call_clause(peer).c_str());
     }
     if (missing.size() > most) late += format("; and %zu more", missing.size() - most);
     if (present.size() > most) here += format(" and %zu more", present.size() - most);
@@ -95,7 +95,7 @@ void Group::raise_mismatch() {
     };
     std::vector<Side> sides;
     for (int rank = 0; rank < size_; ++rank) {
-        const CallDescriptor call(members_[rank].card[step_ & 1]);
+        const CallDescriptor call(members_[rank].call[step_ & 1]);
         std::string text = call.text();
         if (call.uneven) {
             const std::uint64_t* published = rows(rank);
@@ -128,20 +128,21 @@ void Group::raise_mismatch() {
 }
 
 std::string Group::last_call(int rank) const {
-    const CallDescriptor even(members_[rank].card[0]);
-    const CallDescriptor odd(members_[rank].card[1]);
+    const CallDescriptor even(members_[rank].call[0]);
+    const CallDescriptor odd(members_[rank].call[1]);
     const CallDescriptor& last = even.number > odd.number ? even : odd;
-    if (last.verb == Verb::nothing) return last.text();
+    if (last.verb == Verb::nothing) return {};
     return format("%s (call %u)", last.text().c_str(), last.number);
 }
 
-/// What a rank does now or did last, in words.
-std::string Group::last_call_text(int rank) const {
-    const std::string text = arena_->last_call_text(world_rank(rank), number_);
-    return text.empty() ? last_call(rank) : text;
+/// "its last call was barrier (call 2) at train.py:88, which ended 0.2 s ago".
+std::string Group::last_call_clause(int rank) const {
+    std::string text = arena_->last_call_text(world_rank(rank), number_);
+    if (text.empty()) text = last_call(rank);
+    return text.empty() ? "it has made no call yet" : "its last call was " + text;
 }
 
-/// Where a rank stands in the call that we are in: " at train.py:88"; with `waited`, since when.
+/// Where a rank makes the call that we are in: " at train.py:88"; with `waited`, for how long.
 std::string Group::at_call_site(int rank, bool waited) const {
     const Log& log = arena_->log(world_rank(rank));
     const auto record = log.find(number_, calls_);
@@ -151,12 +152,12 @@ std::string Group::at_call_site(int rank, bool waited) const {
     return format("%s for %.1f s", text.c_str(), static_cast<double>(now() - record->began) * 1e-9);
 }
 
-/// How a rank was lost and what it did last; `witness` has told us, if it is not empty.
-std::string Group::describe_loss(int rank, const std::string& witness) const {
+/// How a rank was lost and its last call; `reporter` is the rank that reported it, or empty.
+std::string Group::describe_loss(int rank, const std::string& reporter) const {
     const std::string how = arena_->exit_reason(world_rank(rank));
-    return format("%s %s%s; its last call was %s", describe_rank(rank).c_str(), how.c_str(),
-                  witness.empty() ? "" : (", as " + witness + " has seen").c_str(),
-                  last_call_text(rank).c_str());
+    return format("%s %s%s; %s", describe_rank(rank).c_str(), how.c_str(),
+                  reporter.empty() ? "" : (", as reported by " + reporter).c_str(),
+                  last_call_clause(rank).c_str());
 }
 
 std::string Group::describe_rank(int rank) const {

@@ -1,4 +1,4 @@
-// native/inspector.cpp: reading a job's memory without trusting it.
+// native/inspector.cpp: read a job's memory without trusting it.
 #include "inspector.hpp"
 
 #include <fcntl.h>
@@ -16,7 +16,7 @@ namespace unisono {
 
 namespace {
 
-/// A field of a struct in shared memory, out of a copy of its bytes.
+/// A field of a struct in shared memory, from a copy of its bytes.
 template <class Value>
 Value field(const std::byte* copy, std::size_t offset) noexcept {
     Value value;
@@ -41,7 +41,9 @@ JobInspector::JobInspector(int fd) : fd_(fcntl(fd, F_DUPFD_CLOEXEC, 3)) {
     fits = fits && static_cast<std::size_t>(file.st_size) >= ArenaLayout(size_).logs;
     if (fits) return;
     if (fd_ >= 0) close(fd_);
-    throw Failure(Fault::system, format("descriptor %d is no memory of a job of this version", fd));
+    throw Failure(
+        Fault::system,
+        format("file descriptor %d is not the memory of a job of this version of unisono", fd));
 }
 
 JobInspector::~JobInspector() { close(fd_); }
@@ -67,7 +69,7 @@ RankSnapshot JobInspector::snapshot(int rank) const {
     const ArenaLayout layout(size_);
     if (!read(layout.rank_infos + static_cast<std::size_t>(rank) * sizeof(RankInfo), rank_info,
               sizeof rank_info))
-        throw Failure(Fault::system, "the job's memory cannot be read");
+        throw Failure(Fault::system, "the job's memory could not be read");
     snapshot.pid = field<std::int32_t>(rank_info, offsetof(RankInfo, pid));
     if (snapshot.pid <= 0) {
         snapshot.pid = 0;
@@ -91,7 +93,7 @@ RankSnapshot JobInspector::snapshot(int rank) const {
     for (const auto& [record, call_site] : snapshot.calls) {
         if (record.state != CallState::running || record.call.is_message()) continue;
         snapshot.missing = missing(rank, record);
-        break;  // the oldest: later ones wait behind it
+        break;  // the oldest: later ones wait for it
     }
     return snapshot;
 }
@@ -106,7 +108,7 @@ std::vector<std::pair<Record, std::string>> JobInspector::calls(int rank) const 
     for (std::size_t slot = 0; slot < log_records; ++slot) {
         const std::size_t at = offsetof(LogMemory, records) + slot * sizeof(PackedRecord);
         std::byte* copy = second.data() + at;
-        // A rank that is busy changes a record now and then: read that one again.
+        // A rank may be changing this record now: read it again.
         for (int attempt = 0; attempt < 10; ++attempt) {
             if (std::memcmp(first.data() + at, copy, sizeof(PackedRecord)) == 0) break;
             std::memcpy(first.data() + at, copy, sizeof(PackedRecord));

@@ -1,8 +1,8 @@
-// native/inspector.hpp: looks at a job from outside, by its descriptor alone.
+// native/inspector.hpp: inspects a job from outside; all it needs is the file descriptor.
 //
-// Nothing is mapped and nothing is believed: every look is a read of the file, bounds are checked
-// first, and a record counts only if two reads in a row give the same bytes. So a descriptor of
-// something else, or memory that is given back at this moment, is at worst an error.
+// It maps nothing and trusts nothing: it reads the file, checks bounds first, and uses a record
+// only if two reads in a row give the same bytes. So a descriptor of something else, or memory that
+// is released at this moment, leads to an error at worst.
 #pragma once
 
 #include <cstddef>
@@ -16,18 +16,19 @@
 
 namespace unisono {
 
-/// What can be seen of one rank.
+/// The state of one rank.
 struct RankSnapshot {
-    int pid = 0;        ///< 0: it has not come yet
+    int pid = 0;        ///< 0: it has not registered yet
     std::string state;  ///< "starting", "running", "left", or how its process ended
-    std::vector<std::pair<Record, std::string>> calls;  ///< with their call_sites, in order
-    /// The ranks of its group that have not come to the barrier at which its call waits.
+    std::vector<std::pair<Record, std::string>> calls;  ///< with their call sites, in order
+    /// The world ranks that have not arrived at the barrier at which its call waits.
     std::optional<std::vector<int>> missing;
 };
 
+/// Reads the state of all ranks of a job.
 class JobInspector {
 public:
-    /// Keeps a descriptor of its own; throws Failure(system) if there is no job behind it.
+    /// Duplicates the descriptor; throws Failure(system) if it is not the memory of a job.
     explicit JobInspector(int fd);
     ~JobInspector();
     JobInspector(const JobInspector&) = delete;

@@ -21,8 +21,8 @@ struct Complex {
     R real, imaginary;
 };
 
-// Signed sums and products wrap, as NumPy's and torch's do: they are computed without a sign, small
-// ones in 32 bits so that they are not promoted to signed int.
+// Signed sums and products wrap, as those of NumPy and torch do: they are computed unsigned, small
+// types in 32 bits so that they are not promoted to signed int.
 template <class A>
 struct Unsigned {
     using type = std::make_unsigned_t<A>;
@@ -37,12 +37,12 @@ struct Unsigned<unsigned __int128> {
 };
 
 template <class A>
-inline constexpr bool whole =
+inline constexpr bool is_integer =
     std::is_integral_v<A> || std::is_same_v<A, __int128> || std::is_same_v<A, unsigned __int128>;
 
 template <class A>
 inline A add(A a, A b) noexcept {
-    if constexpr (whole<A>) {
+    if constexpr (is_integer<A>) {
         using U = typename Unsigned<A>::type;
         return static_cast<A>(static_cast<U>(static_cast<U>(a) + static_cast<U>(b)));
     } else {
@@ -94,8 +94,8 @@ struct Product {
         return multiply(a, b);
     }
 };
-// A NaN is handed on, the first one if there are several: b is taken if it is not on the far side
-// of a and a is a number.
+// The result is NaN if an operand is, and the first NaN if there are several: b replaces a if a is
+// a number and b is smaller (or larger), or a NaN.
 struct Min {
     template <class A>
     static A combine(A a, A b) noexcept {
@@ -150,7 +150,7 @@ struct Scale {
     template <class R>
     Complex<R> operator()(Complex<R> x) const noexcept {
         // The factor is the complex number (factor, 0); multiplied out, so that signed zeros and
-        // infinities come out as from any complex product.
+        // infinities are those of a complex product.
         return multiply(x, Complex<R>{static_cast<R>(factor), R{0}});
     }
 };
@@ -178,7 +178,7 @@ struct Operands {
     std::size_t count;
 };
 
-/// T: element, A: what it is combined in. Reads each source once and stores each result once.
+/// T: element type, A: accumulator type. Reads each source once and stores each result once.
 template <class T, class A, class Op, class First, class Last>
 void loop(const Operands& operands, First first, Last last) noexcept {
     constexpr std::size_t block = sizeof(A) >= 16 ? 16 : 256 / sizeof(A);

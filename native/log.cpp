@@ -1,4 +1,4 @@
-// native/log.cpp: writing and reading records.
+// native/log.cpp: write and read records.
 #include "log.hpp"
 
 #include <algorithm>
@@ -14,30 +14,32 @@ namespace {
 
 constexpr std::uint64_t state_bits = std::uint64_t{0xff} << 32;
 
-constexpr int long_held = 10'000;  // looks at a record, of which a few are enough
+constexpr int max_attempts = 10'000;  // to take a record; usually a few are enough
 
-/// Takes the record for writing; false if `expected` (an even stamp) is not there any more. Another
-/// thread may hold it for the moment that a few stores take; who holds it for long is none of ours.
+/// Takes a record for writing; with `only_own` false if another call has reused it. Another thread
+/// may hold it while it makes a few stores. If it is held for longer, the memory is damaged, and we
+/// take it anyway.
 bool take(std::atomic<std::uint64_t>& stamp, std::uint64_t sequence, bool only_own) noexcept {
     std::uint64_t seen = stamp.load(std::memory_order_relaxed);
-    for (int look = 0;; ++look) {
+    for (int attempt = 0;; ++attempt) {
         if (only_own && seen >> 1 != sequence) return false;
-        if ((seen & 1) != 0 && look < long_held) {
+        if ((seen & 1) != 0 && attempt < max_attempts) {
             pause();
             seen = stamp.load(std::memory_order_relaxed);
             continue;
         }
-        // acquire: pairs with the release in give(): we write after whoever held it before.
+        // acquire: pairs with release(): our stores come after those of the last
+        // holder.
         if (stamp.compare_exchange_weak(seen, sequence << 1 | 1, std::memory_order_acquire,
                                         std::memory_order_relaxed))
             break;
     }
-    // Pairs with the acquire fence in read(): whoever sees our words sees the odd stamp too.
+    // Pairs with the acquire fence in read(): a reader that sees our words sees the odd stamp.
     std::atomic_thread_fence(std::memory_order_release);
     return true;
 }
 
-void give(std::atomic<std::uint64_t>& stamp, std::uint64_t sequence) noexcept {
+void release(std::atomic<std::uint64_t>& stamp, std::uint64_t sequence) noexcept {
     stamp.store(sequence << 1, std::memory_order_release);  // pairs with the acquire in read()
 }
 
@@ -85,7 +87,7 @@ std::uint64_t Log::begin(const CallArguments& arguments, std::uint32_t group, st
                          std::uint32_t number) noexcept {
     if (memory_ == nullptr) return 0;
     if (arguments.call_site.id != 0) publish(arguments.call_site);
-    // relaxed: readers trust the stamps and take this for a hint where to begin.
+    // Relaxed: readers rely on the stamps; this only tells them where to start.
     const std::uint64_t sequence = memory_->next.fetch_add(1, std::memory_order_relaxed) + 1;
     auto& words = memory_->records[sequence % log_records].words;
     take(words[0], sequence, false);
@@ -103,7 +105,7 @@ std::uint64_t Log::begin(const CallArguments& arguments, std::uint32_t group, st
     words[6].store(std::uint64_t{static_cast<std::uint32_t>(arguments.root)} << 32 | page,
                    std::memory_order_relaxed);
     words[7].store(std::bit_cast<std::uint64_t>(arguments.factor), std::memory_order_relaxed);
-    give(words[0], sequence);
+    release(words[0], sequence);
     return sequence;
 }
 
@@ -114,13 +116,13 @@ void Log::end(std::uint64_t sequence, CallState state) noexcept {
     const std::uint64_t kind = words[4].load(std::memory_order_relaxed) & ~state_bits;
     words[2].store(now(), std::memory_order_relaxed);
     words[4].store(kind | static_cast<std::uint64_t>(state) << 32, std::memory_order_relaxed);
-    give(words[0], sequence);
+    release(words[0], sequence);
 }
 
 void Log::publish(const CallSite& call_site) noexcept {
     auto& known = published_[call_site.id / 64];
     const std::uint64_t bit = std::uint64_t{1} << call_site.id % 64;
-    // Relaxed: other processes are told by the stamp, and threads that meet here write the same.
+    // Relaxed: the stamp orders it for other processes, and all threads write the same text.
     if ((known.load(std::memory_order_relaxed) & bit) != 0) return;
     std::array<std::uint64_t, call_site_bytes / 8> words{};
     std::memcpy(words.data(), call_site.text,
@@ -134,7 +136,7 @@ std::optional<Record> Log::read(std::uint64_t sequence) const noexcept {
     const auto& words = memory_->records[sequence % log_records].words;
     for (int attempt = 0; attempt < 100; ++attempt) {
         std::array<std::uint64_t, Record::words> copy;
-        copy[0] = words[0].load(std::memory_order_acquire);  // pairs with give()
+        copy[0] = words[0].load(std::memory_order_acquire);  // pairs with release()
         if (copy[0] >> 1 != sequence) return std::nullopt;
         if ((copy[0] & 1) != 0) {
             pause();
@@ -145,7 +147,7 @@ std::optional<Record> Log::read(std::uint64_t sequence) const noexcept {
         std::atomic_thread_fence(std::memory_order_acquire);  // pairs with the fence in take()
         if (words[0].load(std::memory_order_relaxed) == copy[0]) return Record(copy);
     }
-    return std::nullopt;  // its writer was stopped or killed in the middle
+    return std::nullopt;  // its writer was stopped or killed while writing
 }
 
 std::optional<Record> Log::find(std::uint32_t group, std::uint32_t number) const noexcept {

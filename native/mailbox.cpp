@@ -1,4 +1,4 @@
-// native/mailbox.cpp: filling, matching and emptying message cells.
+// native/mailbox.cpp: fill, match and empty message cells.
 #include "mailbox.hpp"
 
 #include <algorithm>
@@ -11,8 +11,8 @@ namespace unisono {
 
 namespace {
 
-/// Stands at the beginning of every cell, and counts in the first cell of a message only. All cells
-/// of a message but the last are full.
+/// The start of every cell; only that of a message's first cell is used. All cells of a message but
+/// the last are full.
 struct alignas(64) CellHeader {
     std::int64_t tag;
     std::uint64_t bytes;
@@ -21,11 +21,12 @@ struct alignas(64) CellHeader {
     std::uint8_t dtype_code;
 };
 
-constexpr auto idle_time = std::chrono::seconds(1);  // how long the thread stays without work
+constexpr auto idle_time =
+    std::chrono::seconds(1);  // how long the background thread waits for work
 
-/// Whether a ring holds no more than it has cells, as far as that can be seen while it moves.
-bool sound(const Channel& channel) noexcept {
-    // acquire: the loads stay in this order; while `read` is the same, `written` belongs to it.
+/// Whether a ring contains no more messages than it has cells; both counters may change meanwhile.
+bool is_consistent(const Channel& channel) noexcept {
+    // acquire: keeps the loads in order; if `read` has not changed, `written` belongs to it.
     const std::uint64_t read = channel.read.load(std::memory_order_acquire);
     const std::uint64_t written = channel.written.load(std::memory_order_acquire);
     return written - read <= Arena::ring_cells ||
@@ -34,20 +35,20 @@ bool sound(const Channel& channel) noexcept {
 
 }  // namespace
 
-/// A message that was put aside, whole or still arriving. It grows as it comes: its length is only
-/// the word of another rank.
+/// A message without a receive, complete or still arriving. It grows as it arrives, because its
+/// length comes from another rank and may be wrong.
 struct Mailbox::UnexpectedMessage {
     int source;
     CellHeader header;
     std::vector<std::byte> data = {};
 };
 
-/// The message whose cells stand at the head of a ring: where its bytes go.
+/// The message at the head of a ring: where its bytes go.
 struct Mailbox::IncomingMessage {
-    std::size_t left = 0;  ///< bytes still to come; with `active`, may be 0 for an empty message
+    std::size_t left = 0;  ///< bytes that have not arrived; with `active`, 0 for an empty message
     bool active = false;
-    std::shared_ptr<Transfer> transfer;             ///< a receive,
-    std::shared_ptr<UnexpectedMessage> unexpected;  ///< or a call_site aside; neither: thrown away
+    std::shared_ptr<Transfer> transfer;             ///< to a receive,
+    std::shared_ptr<UnexpectedMessage> unexpected;  ///< or into memory of ours; neither: discarded
 };
 
 Mailbox::Mailbox(std::shared_ptr<Arena> arena, int world_rank)
@@ -62,7 +63,7 @@ Mailbox::~Mailbox() { close(0); }
 void Mailbox::post(const std::shared_ptr<Transfer>& transfer, double seconds) {
     const std::lock_guard lock(mutex_);
     if (closed_) throw Failure(Fault::closed, "the world is closed");
-    note(*transfer);
+    record_start(*transfer);
     transfer->seconds = seconds;
     transfer->deadline = deadline_after(seconds);
     if (transfer->sending) {
@@ -93,7 +94,7 @@ void Mailbox::wait(const std::shared_ptr<Transfer>& transfer, const Limits& limi
                 const auto failure = trouble(*transfer);
                 if (failure == nullptr) return;
                 const std::lock_guard lock(mutex_);
-                progress();  // what had come before the peer ended still counts
+                progress();  // what arrived before the peer ended still counts
                 if (!transfer->completion.done()) throw Failure(*failure);
             },
             [&] { throw Failure(*expired(*transfer)); });
@@ -103,7 +104,7 @@ void Mailbox::wait(const std::shared_ptr<Transfer>& transfer, const Limits& limi
             const std::lock_guard lock(mutex_);
             cancel(transfer);
         }
-        serve_in_background();  // what is left of a message must go through the ring all the same
+        serve_in_background();  // the rest of a message still has to pass the ring
         throw;
     }
     if (const Failure* failure = transfer->completion.failure()) {
@@ -112,7 +113,7 @@ void Mailbox::wait(const std::shared_ptr<Transfer>& transfer, const Limits& limi
     }
 }
 
-// ---- moving; the lock is held ------------------------------------------------------------------
+// ---- progress; the lock is held ----------------------------------------------------------------
 
 bool Mailbox::progress() {
     bool moved = false;
@@ -123,7 +124,7 @@ bool Mailbox::progress() {
     return moved;
 }
 
-/// Fills free cells of the ring to `peer` with the transfers that wait for it.
+/// Fills free cells of the ring to `peer` from its queue of sends.
 bool Mailbox::push(int peer) {
     auto& queue = outgoing_[static_cast<std::size_t>(peer)];
     bool moved = false;
@@ -133,7 +134,7 @@ bool Mailbox::push(int peer) {
         const auto transfer = queue.front();
         while (!transfer->begun || transfer->moved < transfer->bytes) {
             const std::uint64_t written = channel.written.load(std::memory_order_relaxed);
-            // acquire: pairs with the release in pull(): the receiver has finished with the cell.
+            // acquire: pairs with the release in pull(): the receiver has emptied the cell.
             if (written - channel.read.load(std::memory_order_acquire) >= Arena::ring_cells)
                 return moved;
             std::byte* cell =
@@ -156,7 +157,7 @@ bool Mailbox::push(int peer) {
     return moved;
 }
 
-/// Empties cells of the ring from `source` into whatever they belong to.
+/// Empties cells of the ring from `source` into the receives that they belong to.
 bool Mailbox::pull(int source) {
     IncomingMessage& incoming = incoming_[static_cast<std::size_t>(source)];
     Channel& channel = arena_->channel(source, me_);
@@ -164,14 +165,14 @@ bool Mailbox::pull(int source) {
     bool moved = false;
     for (;;) {
         const std::uint64_t read = channel.read.load(std::memory_order_relaxed);
-        // acquire: pairs with the release in push(): the cell is filled. More than all cells are no
-        // number of filled ones; see trouble().
+        // acquire: pairs with the release in push(): the cell is filled. More filled
+        // cells than there are means damage; see trouble().
         const std::uint64_t filled = channel.written.load(std::memory_order_acquire) - read;
         if (filled == 0 || filled > Arena::ring_cells) return moved;
         const std::byte* cell =
             arena_->ring(source, me_) + read % Arena::ring_cells * arena_->cell_bytes();
         if (!incoming.active) deliver_first_cell(source, cell);
-        if (!incoming.active) return moved;  // nobody waits for it yet
+        if (!incoming.active) return moved;  // there is no receive for it yet
         const std::size_t here = std::min(room, incoming.left);
         const std::byte* payload = cell + sizeof(CellHeader);
         if (incoming.transfer != nullptr) {
@@ -193,22 +194,23 @@ bool Mailbox::pull(int source) {
     }
 }
 
-/// Decides where the message goes that begins with this cell.
+/// Decides where the message goes that starts with this cell.
 void Mailbox::deliver_first_cell(int source, const std::byte* cell) {
     const CellHeader header = *reinterpret_cast<const CellHeader*>(cell);
-    std::atomic_signal_fence(std::memory_order_acquire);  // from here on no second look at the cell
+    std::atomic_signal_fence(std::memory_order_acquire);  // do not read the cell again after this
     IncomingMessage& incoming = incoming_[static_cast<std::size_t>(source)];
     const auto transfer = match(source, header.context, header.tag);
     if (transfer == nullptr) {
-        const bool awaited = std::any_of(receives_.begin(), receives_.end(),
-                                         [&](const auto& other) { return other->awaits(source); });
-        if (!awaited) return;
+        const bool accepted =
+            std::any_of(receives_.begin(), receives_.end(),
+                        [&](const auto& other) { return other->accepts(source); });
+        if (!accepted) return;
         incoming.unexpected =
             std::make_shared<UnexpectedMessage>(UnexpectedMessage{source, header});
         unexpected_.push_back(incoming.unexpected);
     } else if (auto failure =
                    misfit(*transfer, source, header.dtype_code, header.item_bytes, header.bytes)) {
-        finish(transfer, std::move(failure));  // and the message is thrown away
+        finish(transfer, std::move(failure));  // and the message is discarded
     } else {
         incoming.transfer = transfer;
     }
@@ -216,10 +218,10 @@ void Mailbox::deliver_first_cell(int source, const std::byte* cell) {
     incoming.left = header.bytes;
 }
 
-/// Takes the first receive that was posted for such a message out of the list.
+/// Removes the first receive that was posted for such a message from the list.
 std::shared_ptr<Transfer> Mailbox::match(int source, std::uint32_t context, std::int64_t tag) {
     const auto found = std::find_if(receives_.begin(), receives_.end(), [&](const auto& transfer) {
-        return transfer->context == context && transfer->tag == tag && transfer->awaits(source);
+        return transfer->context == context && transfer->tag == tag && transfer->accepts(source);
     });
     if (found == receives_.end()) return nullptr;
     auto transfer = *found;
@@ -227,12 +229,12 @@ std::shared_ptr<Transfer> Mailbox::match(int source, std::uint32_t context, std:
     return transfer;
 }
 
-/// A new receive: perhaps its message was put aside; otherwise it waits.
+/// Gives a new receive its message if that arrived unexpectedly; otherwise the receive waits.
 void Mailbox::match_unexpected(const std::shared_ptr<Transfer>& transfer) {
     const auto found =
         std::find_if(unexpected_.begin(), unexpected_.end(), [&](const auto& unexpected) {
             return unexpected->header.context == transfer->context &&
-                   unexpected->header.tag == transfer->tag && transfer->awaits(unexpected->source);
+                   unexpected->header.tag == transfer->tag && transfer->accepts(unexpected->source);
         });
     if (found == unexpected_.end()) {
         receives_.push_back(transfer);
@@ -242,7 +244,7 @@ void Mailbox::match_unexpected(const std::shared_ptr<Transfer>& transfer) {
     unexpected_.erase(found);
     IncomingMessage& incoming = incoming_[static_cast<std::size_t>(unexpected->source)];
     const bool arriving = incoming.unexpected == unexpected;
-    if (arriving) incoming.unexpected = nullptr;  // thrown away, unless it fits
+    if (arriving) incoming.unexpected = nullptr;  // discarded, unless it matches
     const CellHeader& header = unexpected->header;
     if (auto failure = misfit(*transfer, unexpected->source, header.dtype_code, header.item_bytes,
                               header.bytes))
@@ -255,7 +257,7 @@ void Mailbox::match_unexpected(const std::shared_ptr<Transfer>& transfer) {
         finish(transfer, nullptr);
 }
 
-/// Null if the message is what the receive expects. Notes where it came from in any case.
+/// Null if the message has the type and length of the receive. Sets its source in any case.
 std::unique_ptr<Failure> Mailbox::misfit(Transfer& transfer, int source, std::uint8_t dtype_code,
                                          std::uint32_t item_bytes, std::size_t bytes) {
     const auto& ranks = transfer.group_members->world_ranks;
@@ -277,8 +279,8 @@ void Mailbox::finish(const std::shared_ptr<Transfer>& transfer, std::unique_ptr<
     ring(arena_->rank_info(me_).doorbell);  // another thread of this rank may wait for it
 }
 
-/// Takes a transfer out of every list. A send that has begun must go on, or the ring would be
-/// spoilt: it gets a copy of what is left, for its caller's memory is no longer ours.
+/// Removes a transfer from every list. A send that has begun must continue, or the receiver would
+/// wait for the rest forever: it continues from a copy, because its caller may free the memory.
 void Mailbox::cancel(const std::shared_ptr<Transfer>& transfer) {
     if (transfer->completion.done()) return;
     receives_.remove(transfer);
@@ -296,9 +298,9 @@ void Mailbox::cancel(const std::shared_ptr<Transfer>& transfer) {
     }
 }
 
-// ---- when nothing moves ------------------------------------------------------------------------
+// ---- without progress --------------------------------------------------------------------------
 
-/// Null while the transfer may still come to a good end.
+/// Null while the transfer can still succeed.
 std::unique_ptr<Failure> Mailbox::trouble(const Transfer& transfer) const {
     const auto& ranks = transfer.group_members->world_ranks;
     const auto gone = [&](int rank) {
@@ -312,13 +314,13 @@ std::unique_ptr<Failure> Mailbox::trouble(const Transfer& transfer) const {
     if (transfer.peer >= 0) {
         const int from = transfer.sending ? me_ : transfer.world_peer();
         const int to = transfer.sending ? transfer.world_peer() : me_;
-        if (!sound(arena_->channel(from, to)))
+        if (!is_consistent(arena_->channel(from, to)))
             return std::make_unique<Failure>(damaged(format(
-                "the ring from rank %d to rank %d is said to hold more than it can", from, to)));
+                "the ring from rank %d to rank %d contains more than it has room for", from, to)));
         if (!gone(transfer.peer)) return nullptr;
         const int world = transfer.world_peer();
-        // relaxed: pairs with Arena::announce_exit(), which came before the leaving that we have
-        // seen.
+        // relaxed: pairs with Arena::announce_exit(), which came before the leaving that we
+        // have seen.
         const bool left = arena_->alive(world) &&
                           arena_->rank_info(world).exiting.load(std::memory_order_relaxed) == 0;
         const std::string how = left ? "has left the group" : arena_->exit_reason(world);
@@ -352,16 +354,16 @@ std::unique_ptr<Failure> Mailbox::expired(const Transfer& transfer) const {
                                      std::vector<int>{transfer.peer});
 }
 
-/// What the peer of a transfer did last.
+/// The last call of the peer of a transfer, as the end of an error text.
 std::string Mailbox::last_call_note(const Transfer& transfer) const {
     const std::string last_call_text =
         arena_->last_call_text(transfer.world_peer(), transfer.context);
-    return last_call_text.empty() ? "; it has called nothing yet"
+    return last_call_text.empty() ? "; it has made no call yet"
                                   : "; its last call was " + last_call_text;
 }
 
-/// Notes a transfer in our log. Those that make groups are our own business and bear no call_site.
-void Mailbox::note(Transfer& transfer) noexcept {
+/// Records a transfer in our log, but not the ones of split(), which the user did not call.
+void Mailbox::record_start(Transfer& transfer) noexcept {
     if (!transfer.recorded) return;
     CallArguments arguments;
     arguments.verb = transfer.sending ? Verb::send : Verb::recv;
@@ -380,7 +382,7 @@ bool Mailbox::pending() const {
                        [](const IncomingMessage& incoming) { return incoming.active; });
 }
 
-/// Ends transfers whose peer is gone or whose time is up.
+/// Ends transfers whose peer is gone or whose deadline has passed.
 void Mailbox::supervise() {
     std::vector<std::shared_ptr<Transfer>> transfers(receives_.begin(), receives_.end());
     for (const auto& queue : outgoing_)
@@ -391,7 +393,7 @@ void Mailbox::supervise() {
     for (const auto& transfer : transfers) {
         auto failure = trouble(*transfer);
         if (failure != nullptr)
-            progress();  // what had come before the peer ended still counts
+            progress();  // what arrived before the peer ended still counts
         else if (now >= transfer->deadline)
             failure = expired(*transfer);
         if (failure == nullptr || transfer->completion.done()) continue;
@@ -419,7 +421,7 @@ void Mailbox::end_group(std::uint32_t context) {
     }
     for (IncomingMessage& incoming : incoming_)
         if (incoming.unexpected != nullptr && incoming.unexpected->header.context == context)
-            incoming.unexpected = nullptr;  // the rest of it is thrown away as it comes
+            incoming.unexpected = nullptr;  // the rest of it is discarded as it arrives
     unexpected_.remove_if(
         [&](const auto& unexpected) { return unexpected->header.context == context; });
 }
@@ -431,9 +433,10 @@ void Mailbox::forget(int world_rank) {
         committed_[rank] = false;
         arena_->release_ring(me_, world_rank);
     }
-    // What it has sent and nobody has received stays: it may belong to another group.
+    // What it has sent and nobody has received stays, because it may belong to another group.
     const Channel& channel = arena_->channel(world_rank, me_);
-    // acquire: pairs with the release in push(): nothing more comes, for the sender has ended.
+    // acquire: pairs with the release in push(): nothing more arrives, because the
+    // sender has ended.
     const std::uint64_t written = channel.written.load(std::memory_order_acquire);
     if (written != 0 && written == channel.read.load(std::memory_order_relaxed))
         arena_->release_ring(world_rank, me_);
@@ -447,13 +450,13 @@ void Mailbox::serve_in_background() {
         ring(arena_->rank_info(me_).doorbell);
         return;
     }
-    if (thread_.joinable()) thread_.join();  // it has decided to end, and holds no lock any more
+    if (thread_.joinable()) thread_.join();  // it has decided to end, and does not need the lock
     serving_ = true;
     thread_ = std::thread([this] { serve(); });
 }
 
 void Mailbox::serve() {
-    leave_signals_to_others();
+    block_unix_signals();
     std::unique_lock lock(mutex_);
     WaitWord& doorbell = arena_->rank_info(me_).doorbell;
     while (!closed_) {

@@ -1,4 +1,4 @@
-// native/process.cpp: reads /proc and asks pidfds.
+// native/process.cpp: read /proc and query pidfds.
 #include "process.hpp"
 
 #include <fcntl.h>
@@ -17,7 +17,7 @@ namespace unisono {
 
 namespace {
 
-/// The kernel's struct pidfd_info up to the field that we need; headers may be older than kernels.
+/// The kernel's struct pidfd_info up to the field that we need; installed headers may lack it.
 struct PidfdInfo {
     std::uint64_t mask;
     std::uint64_t cgroup;
@@ -40,7 +40,7 @@ ProcessState read_process_state(pid_t pid) noexcept {
     close(fd);
     if (length <= 0) return process;
     text[length] = 0;
-    // Field 2 is the name, in parentheses, with anything in it; so count from the last one.
+    // Field 2 is the name in parentheses, which may contain parentheses: start at the last one.
     char* rest = std::strrchr(text, ')');
     if (rest == nullptr) return process;
     char* state = nullptr;

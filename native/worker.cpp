@@ -7,9 +7,9 @@ namespace unisono {
 
 namespace {
 
-constexpr auto idle_time = std::chrono::seconds(1);  // how long a thread without work stays
+constexpr auto idle_time = std::chrono::seconds(1);  // how long the thread waits for work
 
-/// What the exception that is being handled means for the record of its call.
+/// The state of the call whose exception is being handled, for its record.
 CallState outcome() noexcept {
     try {
         throw;
@@ -24,19 +24,19 @@ CallState outcome() noexcept {
 
 void Completion::finish(std::unique_ptr<Failure> failure) noexcept {
     failure_ = std::move(failure);
-    post(signal_, 1);  // pairs with the acquire in done()
+    post(done_, 1);  // pairs with the acquire in done()
 }
 
 bool Completion::wait(const Limits& limits) {
     if (done()) return true;
     const auto deadline = deadline_after(limits.seconds);
-    const Sleeper sleeper(signal_);
+    const Sleeper sleeper(done_);
     while (!done()) {
         const auto now = Clock::now();
         if (now >= deadline) return false;
         if (limits.interrupted != nullptr && limits.interrupted())
             throw Failure(Fault::interrupted, "interrupted");
-        sleep_on(signal_, 0, std::min<Clock::duration>(slice, deadline - now));
+        sleep_on(done_, 0, std::min<Clock::duration>(slice, deadline - now));
     }
     return true;
 }
@@ -46,8 +46,8 @@ Worker::Worker(std::unique_ptr<Group> group)
 
 Worker::~Worker() { close(0); }
 
-std::uint64_t Worker::note(const CallArguments& arguments) noexcept {
-    // Whoever calls a broken group in vain again and again would push out what broke it.
+std::uint64_t Worker::record_start(const CallArguments& arguments) noexcept {
+    // Calls of a broken group fail at once; their records would displace the one that broke it.
     if (!group_->usable()) return 0;
     return log_.begin(arguments, group_->number(), group_->page_number(), ++calls_);
 }
@@ -57,7 +57,7 @@ void Worker::run(const CallArguments& arguments, const Limits& limits) {
     if (closed_) throw Failure(Fault::closed, "the group is closed; make a new one");
     if (!busy_ && queue_.empty()) {
         busy_ = true;
-        const std::uint64_t log_sequence = note(arguments);
+        const std::uint64_t log_sequence = record_start(arguments);
         lock.unlock();
         try {
             group_->run(arguments, limits);
@@ -71,17 +71,17 @@ void Worker::run(const CallArguments& arguments, const Limits& limits) {
         log_.end(log_sequence, CallState::done);
         lock.lock();
         busy_ = false;
-        // Whoever closes the group waits for this too; nobody waits in the usual case.
+        // close() may wait for this; usually nobody does.
         changed_.notify_all();
         return;
     }
     lock.unlock();
     const auto completion = start(arguments, limits.seconds);
-    const Limits forever{1e18, nullptr};  // the call itself keeps the deadline
+    const Limits forever{1e18, nullptr};  // the call itself has the deadline
     try {
         completion->wait({forever.seconds, limits.interrupted});
     } catch (const Failure&) {
-        group_->stop();  // the caller's memory is ours only until we return
+        group_->stop();  // we may not use the caller's memory after we return
         completion->wait(forever);
         throw;
     }
@@ -92,11 +92,11 @@ std::shared_ptr<Completion> Worker::start(CallArguments arguments, double second
     auto completion = std::make_shared<Completion>();
     const std::lock_guard lock(mutex_);
     if (closed_) throw Failure(Fault::closed, "the group is closed; make a new one");
-    const std::uint64_t log_sequence = note(arguments);
+    const std::uint64_t log_sequence = record_start(arguments);
     queue_.push_back({std::move(arguments), seconds, completion, log_sequence});
     if (!serving_) {
         if (thread_.joinable())
-            thread_.join();  // it has decided to end, and holds no lock any more
+            thread_.join();  // it has decided to end, and does not need the lock
         serving_ = true;
         thread_ = std::thread([this] { serve(); });
     }
@@ -105,11 +105,11 @@ std::shared_ptr<Completion> Worker::start(CallArguments arguments, double second
 }
 
 void Worker::serve() {
-    leave_signals_to_others();
+    block_unix_signals();
     std::unique_lock lock(mutex_);
     for (;;) {
         const bool work = changed_.wait_for(lock, idle_time, [&] {
-            return !busy_ && (closed_ || !queue_.empty());  // whoever is busy needs the lock to end
+            return !busy_ && (closed_ || !queue_.empty());  // a running call needs the lock to end
         });
         if (queue_.empty() && (closed_ || !work) && !busy_) break;
         if (busy_ || queue_.empty()) continue;
@@ -146,7 +146,7 @@ void Worker::abort_calls() noexcept {
         changed_.notify_all();
     }
     changed_.wait(lock, [&] { return !busy_; });
-    std::thread thread = std::move(thread_);  // of several that close at once one joins it
+    std::thread thread = std::move(thread_);  // if several threads close, one joins it
     lock.unlock();
     if (!thread.joinable()) return;
     if (thread.get_id() == std::this_thread::get_id())
@@ -163,7 +163,7 @@ void Worker::close(double drain_seconds) noexcept {
                                 [&] { return !busy_ && queue_.empty(); });
     }
     abort_calls();
-    const std::lock_guard lock(mutex_);  // several threads may close at once
+    const std::lock_guard lock(mutex_);  // several threads may close at the same time
     group_->close();
 }
 

@@ -1,4 +1,4 @@
-// native/tests/check.hpp: the one macro, and ranks that are threads.
+// native/tests/check.hpp: the check macro, and ranks that are threads.
 #pragma once
 
 #include <cstdio>
@@ -12,12 +12,12 @@
 #include "group.hpp"
 
 /// Ends the test with file and line unless `condition` holds.
-#define CHECK(condition)                                                                 \
-    do {                                                                                 \
-        if (!(condition)) {                                                              \
-            std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-            std::abort();                                                                \
-        }                                                                                \
+#define CHECK(condition)                                                                       \
+    do {                                                                                       \
+        if (!(condition)) {                                                                    \
+            std::fprintf(stderr, "%s:%d: check failed: %s\n", __FILE__, __LINE__, #condition); \
+            std::abort();                                                                      \
+        }                                                                                      \
     } while (false)
 
 namespace unisono::test {
@@ -61,7 +61,7 @@ struct Numbers {
     }
 };
 
-/// A arguments for `count` elements of int32, the workhorse of these tests.
+/// The arguments of a call on `count` elements of int32.
 inline CallArguments make_call(Verb verb, const std::vector<std::int32_t>& source,
                                std::vector<std::int32_t>& target, std::size_t count,
                                ReduceOp op = ReduceOp::none, int root = -1) {

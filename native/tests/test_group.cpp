@@ -86,7 +86,7 @@ void test_verbs(int size) {
     });
 }
 
-/// Rank i sends i * j elements to rank j: nobody's counts are equal, and some are nothing.
+/// Rank i sends i * j elements to rank j: nobody's counts are equal, and some are 0.
 void test_uneven(int size) {
     const ThreadedJob job(size);
     const auto n = static_cast<std::size_t>(size);
@@ -113,7 +113,7 @@ void test_uneven(int size) {
     });
 }
 
-/// Ranks that disagree all hear of it, see both sides, and can go on.
+/// Ranks that disagree all get the error, which names both sides, and can continue.
 void test_mismatch() {
     const int size = 3;
     const ThreadedJob job(size);
@@ -142,14 +142,14 @@ void test_mismatch() {
                 default:
                     break;
             }
-            bool heard = false;
+            bool failed = false;
             try {
                 group->run(made, long_limits);
             } catch (const Failure& failure) {
-                heard = failure.fault == Fault::mismatch;
+                failed = failure.fault == Fault::mismatch;
                 CHECK(failure.text.find("all_reduce int32 x 10 sum") != std::string::npos);
             }
-            CHECK(heard);
+            CHECK(failed);
             const Ints mine = filled(rank, 10);
             group->run(make_call(Verb::all_reduce, mine, out, 10, ReduceOp::sum), long_limits);
             for (std::size_t i = 0; i < 10; ++i) CHECK(out[i] == total(size, i));
@@ -158,7 +158,7 @@ void test_mismatch() {
     });
 }
 
-/// Somebody who does not come is named at the deadline; the group is broken and says so.
+/// A rank that does not come is named at the deadline; the group is broken, and calls say so.
 void test_deadline() {
     const ThreadedJob job(3);
     on_ranks(3, [&](int rank) {
@@ -167,15 +167,15 @@ void test_deadline() {
         if (rank == 2) {
             std::this_thread::sleep_for(std::chrono::milliseconds(600));
         }
-        bool heard = false;
+        bool failed = false;
         try {
             group->run(make_call(Verb::all_reduce, data, out, 4, ReduceOp::sum),
                        {rank == 2 ? 30 : 0.2, nullptr});
         } catch (const Failure& failure) {
-            heard = failure.fault == (rank == 2 ? Fault::lost : Fault::timeout);
+            failed = failure.fault == (rank == 2 ? Fault::lost : Fault::timeout);
             if (rank != 2) CHECK(failure.ranks == std::vector<int>{2});
         }
-        CHECK(heard);
+        CHECK(failed);
         bool broken = false;
         try {
             group->run(make_call(Verb::barrier, data, out, 0), {5, nullptr});
@@ -186,7 +186,7 @@ void test_deadline() {
     });
 }
 
-/// Queued calls run in order beside the caller, and blocking calls wait their turn behind them.
+/// Queued calls run in order in the background, and blocking calls wait for them.
 void test_background() {
     const int size = 3;
     const ThreadedJob job(size);
@@ -206,7 +206,7 @@ void test_background() {
     });
 }
 
-/// Closing ends a call that waits, here and at the peers.
+/// Closing ends a call that waits, on this rank and on its peers.
 void test_close() {
     const ThreadedJob job(2);
     on_ranks(2, [&](int rank) {
@@ -221,15 +221,15 @@ void test_close() {
             return;
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(300));
-        bool heard = false;
+        bool failed = false;
         try {
             worker.run(make_call(Verb::all_gather, data, *std::make_unique<Ints>(8), 4),
                        long_limits);
             worker.run(make_call(Verb::barrier, data, out, 0), long_limits);
         } catch (const Failure&) {
-            heard = true;
+            failed = true;
         }
-        CHECK(heard);
+        CHECK(failed);
     });
 }
 

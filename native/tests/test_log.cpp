@@ -1,4 +1,4 @@
-// native/tests/test_log.cpp: records that are read while they are written are whole or not there.
+// native/tests/test_log.cpp: a record that is read while it is written is complete or missing.
 #include <atomic>
 #include <cstdio>
 #include <memory>
@@ -40,14 +40,14 @@ void test_order() {
     const auto open = log.begin(arguments_with(1), 5, 9, 3001);
     log.begin(arguments_with(2), 6, 9, 1);
     CHECK(log.last(5)->sequence == open);  // it runs
-    CHECK(log.last(4)->call.number == 1);  // nothing there: the newest
+    CHECK(log.last(4)->call.number == 1);  // no call in that group: the newest one
     log.end(open, failed(Fault::lost));
     CHECK(std::string(name(log.find(5, 3001)->state)) == "lost");
-    log.end(1, CallState::done);  // long overwritten: nothing happens
+    log.end(1, CallState::done);  // overwritten long ago: no effect
     CHECK(log.find(5, 3000)->sequence == 3000);
 }
 
-/// Two threads of a rank write, two others read: every record is of one call.
+/// Two threads of a rank write, two others read: every record belongs to one call.
 void test_torn() {
     auto memory = std::make_unique<LogMemory>();
     Log log;

@@ -34,7 +34,7 @@ std::vector<std::uint8_t> content(int from, int to, std::size_t bytes) {
     return data;
 }
 
-/// Everyone sends to everyone, large and small, and receives in another order, by tag.
+/// All ranks send to all ranks, large and small, and receives in another order, by tag.
 void test_exchange(int size) {
     const ThreadedJob job(size);
     on_ranks(size, [&](int rank) {
@@ -52,7 +52,7 @@ void test_exchange(int size) {
                 }
             box.serve_in_background();
             for (int peer = size - 1; peer >= 0; --peer)
-                for (int tag = 2; tag >= 0; --tag) {  // the last tag first: others are put aside
+                for (int tag = 2; tag >= 0; --tag) {  // the last tag first: others are unexpected
                     got.emplace_back(sizes[tag]);
                     const auto receive = transfer(job, false, peer, tag, got.back());
                     box.post(receive, 30);
@@ -67,7 +67,7 @@ void test_exchange(int size) {
     });
 }
 
-/// A receive from anyone takes each message once and says whose it was.
+/// A receive from any rank gets each message once, with its source.
 void test_any_source() {
     const int size = 4;
     const ThreadedJob job(size);
@@ -94,8 +94,8 @@ void test_any_source() {
     });
 }
 
-/// Wrong length: an error at the receiver, and the next message is right. Too late: an error too.
-void test_trouble() {
+/// Wrong length: an error at the receiver, and the next message arrives. No message: a timeout.
+void test_failures() {
     const ThreadedJob job(2);
     on_ranks(2, [&](int rank) {
         Mailbox box(job.arena, rank);
@@ -127,7 +127,7 @@ void test_trouble() {
     });
 }
 
-/// Somebody who has left is noticed, but what it had sent before still comes.
+/// A rank that has left is noticed, but what it sent before still arrives.
 void test_left() {
     const ThreadedJob job(2);
     on_ranks(2, [&](int rank) {
@@ -161,7 +161,7 @@ void test_left() {
 int main() {
     for (const int size : {1, 2, 3}) test_exchange(size);
     test_any_source();
-    test_trouble();
+    test_failures();
     test_left();
     std::puts("mailbox: ok");
 }

@@ -17,7 +17,7 @@ void check_sum(Group& group, int rank, int expected) {
     CHECK(out[0] == expected);
 }
 
-/// One leaves, one is excluded; the others end up in one group, which works, again and again.
+/// One rank leaves, one is excluded; the others agree on one group, which works; many times.
 void test_agreement() {
     for (int round = 0; round < 50; ++round) {
         const ThreadedJob job(5);

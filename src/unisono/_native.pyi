@@ -1,4 +1,4 @@
-"""What native/bind.cpp gives to Python."""
+"""The native module: native/bind.cpp."""
 
 class CallHandle:
     def done(self) -> bool: ...
@@ -8,12 +8,12 @@ class CallHandle:
     def source(self) -> int: ...
 
 #: One record: the fields of core.trace.Record, in order.
-_Call = tuple[
+_Record = tuple[
     int, int, int | None, str, str | None, int | None, str | None, int | None, int | None,
     str | None, int, int | None, str
 ]  # fmt: skip
-#: One rank: pid, state, records, and the world ranks for which its call waits.
-_Rank = tuple[int, str, list[_Call], list[int] | None]
+#: One rank: pid, state, records, and the world ranks that its call waits for.
+_Rank = tuple[int, str, list[_Record], list[int] | None]
 
 class JobInspector:
     def __init__(self, fd: int) -> None: ...

@@ -372,7 +372,7 @@ def garbage(kind: str, folder: Path) -> int:
 )
 def test_garbage_is_no_job(kind: str, tmp_path: Path) -> None:
     handle = garbage(kind, tmp_path)
-    with pytest.raises(LaunchError, match="no memory of a job"):
+    with pytest.raises(LaunchError, match="not the memory of a job"):
         _native.JobInspector(handle)
     if kind != "closed":
         os.close(handle)
