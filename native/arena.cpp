@@ -1,4 +1,4 @@
-// native/arena.cpp: make, map and commit the job's memory; see who is alive.
+// native/arena.cpp: create, map and commit the job's memory; find out who is alive.
 #include "arena.hpp"
 
 #include <fcntl.h>
@@ -25,10 +25,11 @@ namespace unisono {
 
 namespace {
 
-constexpr std::size_t plenty = ~std::size_t{0} >> 2;    // where the kernel names no limit
-constexpr std::size_t farthest = std::size_t{1} << 44;  // of groups: an Entry has 32 bits for pages
+constexpr std::size_t unlimited = ~std::size_t{0} >> 2;  // if the kernel names no limit
+constexpr std::size_t max_group_offset =
+    std::size_t{1} << 44;  // of groups: a Record has 32 bits for a page number
 
-/// The number behind `pattern` in a file of the kernel, or `otherwise`.
+/// The number after `pattern` in a file of the kernel, or `otherwise`.
 std::size_t read_number(const std::string& path, const char* pattern, std::size_t otherwise) {
     std::size_t number = otherwise;
     if (std::FILE* file = std::fopen(path.c_str(), "r")) {
@@ -40,10 +41,11 @@ std::size_t read_number(const std::string& path, const char* pattern, std::size_
     return number;
 }
 
-/// What the memory limit of our control group leaves, whose page cache can go; for both versions of
-/// control groups. Past that limit the kernel does not refuse, it kills: so we ask first.
-std::size_t left_by_control_group() {
-    std::size_t left = plenty;
+/// What the memory limit of our control group leaves, for both versions of control groups; the page
+/// cache does not count, because the kernel can drop it. At that limit the kernel does not return
+/// an error, it kills the process: so we check first.
+std::size_t available_in_control_group() {
+    std::size_t left = unlimited;
     std::FILE* file = std::fopen("/proc/self/cgroup", "r");
     if (file == nullptr) return left;
     char line[512], path[400];
@@ -53,7 +55,7 @@ std::size_t left_by_control_group() {
         if (!second && std::sscanf(line, "%*d:memory:%399s", path) != 1) continue;
         folder += second ? path : std::string("/memory") + path;
         const std::size_t limit = read_number(
-            folder + (second ? "/memory.max" : "/memory.limit_in_bytes"), "%zu", plenty);
+            folder + (second ? "/memory.max" : "/memory.limit_in_bytes"), "%zu", unlimited);
         const std::size_t used =
             read_number(folder + (second ? "/memory.current" : "/memory.usage_in_bytes"), "%zu", 0);
         const std::size_t cache = read_number(
@@ -64,14 +66,14 @@ std::size_t left_by_control_group() {
     return left;
 }
 
-/// Memory that the kernel could still give, in bytes.
+/// Memory that is still available, in bytes.
 std::size_t available_memory() {
-    const std::size_t host = read_number("/proc/meminfo", "MemAvailable: %zu kB", plenty >> 10)
+    const std::size_t host = read_number("/proc/meminfo", "MemAvailable: %zu kB", unlimited >> 10)
                              << 10;
-    return std::min(host, left_by_control_group());
+    return std::min(host, available_in_control_group());
 }
 
-[[noreturn]] void refuse_memory(std::size_t bytes, const char* reason) {
+[[noreturn]] void throw_no_memory(std::size_t bytes, const char* reason) {
     const double needed = static_cast<double>(bytes) / (1 << 20);
     throw Failure(Fault::memory,
                   format("%.*f MiB of shared memory are needed, but %s (%.1f MiB are available); "
@@ -81,39 +83,39 @@ std::size_t available_memory() {
                          static_cast<double>(available_memory()) / (1 << 20)));
 }
 
-[[noreturn]] void refuse_system(const char* what) {
+[[noreturn]] void throw_system_error(const char* what) {
     throw Failure(Fault::system, format("%s failed: %s", what, std::strerror(errno)));
 }
 
 void commit_pages(int fd, std::size_t offset, std::size_t bytes) {
     const std::size_t available = available_memory();
-    if (bytes > available) refuse_memory(bytes, "too little is left");
+    if (bytes > available) throw_no_memory(bytes, "too little is available");
     for (;;) {
         if (fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0) return;
-        if (errno != EINTR) refuse_memory(bytes, std::strerror(errno));
+        if (errno != EINTR) throw_no_memory(bytes, std::strerror(errno));
     }
 }
 
-/// Makes the file at least so long, without pages: a rank that is led to a slot or a cell which was
-/// never filled reads zeros there, while behind the end of the file it would get SIGBUS.
+/// Makes the file at least so long, without pages: a rank that reads a slot or a cell that was
+/// never filled gets zeros, while it would get SIGBUS past the end of the file.
 void lengthen(int fd, std::size_t bytes) {
     // EPERM: the file is longer already, and sealed against shrinking.
     if (ftruncate(fd, static_cast<off_t>(bytes)) != 0 && errno != EPERM)
-        refuse_memory(bytes, std::strerror(errno));
+        throw_no_memory(bytes, std::strerror(errno));
 }
 
 std::size_t length_of(int fd) {
     struct stat file{};
-    if (fstat(fd, &file) != 0) refuse_system("fstat");
+    if (fstat(fd, &file) != 0) throw_system_error("fstat");
     return static_cast<std::size_t>(file.st_size);
 }
 
 }  // namespace
 
-ArenaPlan::ArenaPlan(int size) {
+ArenaLayout::ArenaLayout(int size) {
     const auto n = static_cast<std::size_t>(size);
-    residents = sizeof(JobHeader);
-    channels = residents + n * sizeof(Resident);
+    rank_infos = sizeof(JobHeader);
+    channels = rank_infos + n * sizeof(RankInfo);
     logs = round_up(channels + n * n * sizeof(Channel), page);
     log = round_up(sizeof(LogMemory), page);
     rings = logs + n * log;
@@ -126,7 +128,7 @@ ArenaPlan::ArenaPlan(int size) {
 Mapping::Mapping(int fd, std::size_t offset, std::size_t bytes) : bytes_(bytes) {
     void* address =
         mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(offset));
-    if (address == MAP_FAILED) refuse_system("mapping shared memory");
+    if (address == MAP_FAILED) throw_system_error("mapping shared memory");
     data_ = static_cast<std::byte*>(address);
 }
 
@@ -137,24 +139,24 @@ int Arena::create(int size) {
         throw Failure(Fault::system,
                       format("%d ranks on one host; 1 to %d are possible", size, max_ranks));
     const int fd = memfd_create("unisono", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0) refuse_system("memfd_create");
+    if (fd < 0) throw_system_error("memfd_create");
     try {
-        const ArenaPlan plan(size);
-        commit_pages(fd, 0, plan.logs);
-        lengthen(fd, plan.world);
-        // Nobody can shrink the file under the others, which would be SIGBUS for them.
+        const ArenaLayout layout(size);
+        commit_pages(fd, 0, layout.logs);
+        lengthen(fd, layout.world);
+        // Nobody can shrink the file, which would be SIGBUS for the others.
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK);
-        Mapping mapping(fd, 0, plan.logs);
+        Mapping mapping(fd, 0, layout.logs);
         auto* header = new (mapping.data()) JobHeader{};
         for (int rank = 0; rank < size; ++rank)
-            new (mapping.data() + plan.residents +
-                 static_cast<std::size_t>(rank) * sizeof(Resident)) Resident;
+            new (mapping.data() + layout.rank_infos +
+                 static_cast<std::size_t>(rank) * sizeof(RankInfo)) RankInfo;
         for (int pair = 0; pair < size * size; ++pair)
-            new (mapping.data() + plan.channels + static_cast<std::size_t>(pair) * sizeof(Channel))
-                Channel;
-        header->layout = arena_layout;
+            new (mapping.data() + layout.channels +
+                 static_cast<std::size_t>(pair) * sizeof(Channel)) Channel;
+        header->layout_version = arena_layout_version;
         header->size = static_cast<std::uint32_t>(size);
-        header->next_offset.store(plan.world, std::memory_order_relaxed);
+        header->next_offset.store(layout.world, std::memory_order_relaxed);
         header->magic = arena_magic;
     } catch (...) {
         close(fd);
@@ -163,27 +165,28 @@ int Arena::create(int size) {
     return fd;
 }
 
-Arena::Arena(int fd) : Arena(fd, Taken{}) {
+Arena::Arena(int fd) : Arena(fd, AdoptFd{}) {
     {
         const Mapping first(fd, 0, page);
         const auto* header = reinterpret_cast<const JobHeader*>(first.data());
-        if (header->magic != arena_magic || header->layout != arena_layout)
+        if (header->magic != arena_magic || header->layout_version != arena_layout_version)
             throw Failure(Fault::system,
                           "the ranks run different versions of unisono; "
-                          "install the same one for all of them");
+                          "install the same version for all of them");
         const std::uint32_t size = header->size;
-        if (size < 1 || size > max_ranks || ArenaPlan(static_cast<int>(size)).world > length_of(fd))
-            throw damaged(format("it is said to be of %u ranks", size));
+        if (size < 1 || size > max_ranks ||
+            ArenaLayout(static_cast<int>(size)).world > length_of(fd))
+            throw damaged(format("its header says that it has %u ranks", size));
         size_ = static_cast<int>(size);
     }
-    const ArenaPlan plan(size_);
-    cell_bytes_ = plan.cell;
-    rings_offset_ = plan.rings;
-    world_offset_ = plan.world;
-    base_ = std::make_shared<Mapping>(fd, 0, plan.world);
+    const ArenaLayout layout(size_);
+    cell_bytes_ = layout.cell;
+    rings_offset_ = layout.rings;
+    world_offset_ = layout.world;
+    base_ = std::make_shared<Mapping>(fd, 0, layout.world);
     header_ = reinterpret_cast<JobHeader*>(base_->data());
-    residents_ = reinterpret_cast<Resident*>(base_->data() + plan.residents);
-    channels_ = reinterpret_cast<Channel*>(base_->data() + plan.channels);
+    rank_infos_ = reinterpret_cast<RankInfo*>(base_->data() + layout.rank_infos);
+    channels_ = reinterpret_cast<Channel*>(base_->data() + layout.channels);
     logs_ = std::make_unique<Log[]>(static_cast<std::size_t>(size_));
 }
 
@@ -193,60 +196,62 @@ Arena::~Arena() {
     close(fd_);
 }
 
-void Arena::enter(int rank) {
+void Arena::register_rank(int rank) {
     if (rank < 0 || rank >= size_)
-        throw damaged(format("rank %d is in a job that is said to be of %d", rank, size_));
-    Resident& self = resident(rank);
-    const ArenaPlan plan(size_);
-    const std::size_t place = plan.logs + static_cast<std::size_t>(rank) * plan.log;
-    commit(place, plan.log);
-    log(rank).attach(new (base_->data() + place) LogMemory{});
+        throw damaged(
+            format("this is rank %d, but its header says that it has %d ranks", rank, size_));
+    RankInfo& self = rank_info(rank);
+    const ArenaLayout layout(size_);
+    const std::size_t offset = layout.logs + static_cast<std::size_t>(rank) * layout.log;
+    commit(offset, layout.log);
+    log(rank).attach(new (base_->data() + offset) LogMemory{});
     self.session = getsid(0);
-    self.started = look_at(getpid()).started;
+    self.started = read_process_state(getpid()).started;
     cpu_set_t mask;
     CPU_ZERO(&mask);
     if (sched_getaffinity(0, sizeof mask, &mask) == 0)
         for (int core = 0; core < max_cores && core < CPU_SETSIZE; ++core)
             if (CPU_ISSET(core, &mask)) self.cores[core / 64] |= std::uint64_t{1} << (core % 64);
-    self.pid.store(getpid(), std::memory_order_release);  // pairs with the acquire in meet()
+    self.pid.store(getpid(),
+                   std::memory_order_release);  // pairs with the acquire in connect_peers()
 }
 
 void Arena::leave(int rank) noexcept {
-    resident(rank).left.store(1, std::memory_order_release);  // pairs with Mailbox's look at `left`
-    for (int peer = 0; peer < size_; ++peer) ::unisono::ring(resident(peer).doorbell);
+    rank_info(rank).left.store(1,
+                               std::memory_order_release);  // pairs with Mailbox::trouble()
+    for (int peer = 0; peer < size_; ++peer) ::unisono::ring(rank_info(peer).doorbell);
 }
 
-void Arena::meet(int rank) {
+void Arena::connect_peers(int rank) {
     const std::lock_guard lock(mutex_);
-    if (!handles_.empty())
-        return;  // ranks that are threads share this object: one meeting is enough
-    const ArenaPlan plan(size_);
+    if (!handles_.empty()) return;  // ranks that are threads share this object; once is enough
+    const ArenaLayout layout(size_);
     bool one_session = true;
     for (int peer = 0; peer < size_; ++peer) {
-        const Resident& other = resident(peer);
-        const pid_t pid = other.pid.load(std::memory_order_acquire);  // pairs with enter()
-        one_session = one_session && other.session == resident(rank).session;
-        log(peer).attach(reinterpret_cast<LogMemory*>(base_->data() + plan.logs +
-                                                      static_cast<std::size_t>(peer) * plan.log));
+        const RankInfo& other = rank_info(peer);
+        const pid_t pid = other.pid.load(std::memory_order_acquire);  // pairs with register_rank()
+        one_session = one_session && other.session == rank_info(rank).session;
+        log(peer).attach(reinterpret_cast<LogMemory*>(base_->data() + layout.logs +
+                                                      static_cast<std::size_t>(peer) * layout.log));
         const bool ourselves = peer == rank || pid == getpid();
         const long handle = ourselves ? -1 : syscall(SYS_pidfd_open, pid, 0);
-        if (!ourselves && handle < 0 && errno != ESRCH) refuse_system("pidfd_open");
+        if (!ourselves && handle < 0 && errno != ESRCH) throw_system_error("pidfd_open");
         handles_.push_back(ourselves ? -1 : handle < 0 ? -2 : static_cast<int>(handle));
     }
-    // All ranks look at the same masks, so all come to the same answer.
+    // All ranks see the same masks, so all get the same answer.
     for (int one = 0; one < size_; ++one) {
         int sharing = 0;
         int cores = 0;
-        for (const std::uint64_t word : resident(one).cores) cores += std::popcount(word);
+        for (const std::uint64_t word : rank_info(one).cores) cores += std::popcount(word);
         for (int two = 0; two < size_; ++two) {
             bool meets = false;
             for (int word = 0; word < max_cores / 64; ++word)
-                meets = meets || (resident(one).cores[word] & resident(two).cores[word]) != 0;
+                meets = meets || (rank_info(one).cores[word] & rank_info(two).cores[word]) != 0;
             sharing += meets ? 1 : 0;
         }
-        crowded_ = crowded_ || sharing > cores;
+        oversubscribed_ = oversubscribed_ || sharing > cores;
     }
-    patience_ = choose_patience(crowded_, one_session);
+    spin_policy_ = choose_spin_policy(oversubscribed_, one_session);
 }
 
 void Arena::commit_ring(int from, int to) {
@@ -260,18 +265,18 @@ void Arena::release_ring(int from, int to) noexcept {
 std::size_t Arena::allocate(std::size_t bytes) {
     const std::size_t offset =
         header_->next_offset.fetch_add(round_up(bytes, page), std::memory_order_relaxed);
-    if (offset <= farthest) lengthen(fd_, offset + bytes);
-    check_place(offset, bytes);
+    if (offset <= max_group_offset) lengthen(fd_, offset + bytes);
+    check_group_offset(offset, bytes);
     return offset;
 }
 
 void Arena::commit(std::size_t offset, std::size_t bytes) {
-    // The file is as long as its groups from the beginning, so the kernel does not see it grow and
-    // leaves the limit of the user (ulimit -f) to us.
+    // The file has its full length from the start, so the kernel does not see it grow, and does not
+    // enforce the user's limit (ulimit -f). We do.
     rlimit limit{};
     if (offset >= world_offset_ && getrlimit(RLIMIT_FSIZE, &limit) == 0 &&
         offset + bytes > limit.rlim_cur)
-        refuse_memory(bytes, std::strerror(EFBIG));
+        throw_no_memory(bytes, std::strerror(EFBIG));
     commit_pages(fd_, offset, bytes);
 }
 
@@ -280,17 +285,17 @@ void Arena::release(std::size_t offset, std::size_t bytes) noexcept {
               static_cast<off_t>(bytes));
 }
 
-void Arena::check_place(std::size_t offset, std::size_t bytes) const {
-    if (offset < world_offset_ || offset > farthest || offset % page != 0 ||
+void Arena::check_group_offset(std::size_t offset, std::size_t bytes) const {
+    if (offset < world_offset_ || offset > max_group_offset || offset % page != 0 ||
         offset + bytes > length_of(fd_))
-        throw damaged(format("no group can be at %zu", offset));
+        throw damaged(format("there can be no group at offset %zu", offset));
 }
 
 std::shared_ptr<Mapping> Arena::map(std::size_t offset, std::size_t bytes) {
-    check_place(offset, bytes);
+    check_group_offset(offset, bytes);
     const std::lock_guard lock(mutex_);
     auto& known = mappings_[offset];
-    // A shorter one is of a group that cannot be here, if the offsets that we were told are right.
+    // A shorter mapping belongs to another group: one of the offsets that we got is wrong.
     if (auto mapping = known.lock(); mapping != nullptr && mapping->bytes() >= bytes)
         return mapping;
     auto mapping = std::make_shared<Mapping>(fd_, offset, bytes);
@@ -312,32 +317,32 @@ bool Arena::alive(int rank) noexcept {
     return poll(&poller, 1, 0) == 0;
 }
 
-void Arena::exit(int rank) noexcept {
-    // Relaxed: whoever sees the end of a group by this rank, which comes later, sees this too.
-    resident(rank).exiting.store(now(), std::memory_order_relaxed);
+void Arena::announce_exit(int rank) noexcept {
+    // Relaxed: the rank leaves its groups later, and whoever sees that sees this too.
+    rank_info(rank).exiting.store(now(), std::memory_order_relaxed);
 }
 
 bool Arena::about_to_end(int rank) noexcept {
-    constexpr std::uint64_t soon = 800'000'000;  // long for the end of a Python process
-    const std::uint64_t began = resident(rank).exiting.load(std::memory_order_relaxed);
+    constexpr std::uint64_t soon = 800'000'000;  // nanoseconds; a Python process exits faster
+    const std::uint64_t began = rank_info(rank).exiting.load(std::memory_order_relaxed);
     return began != 0 && now() < began + soon && alive(rank);
 }
 
-std::string Arena::fate(int rank) {
-    Resident& other = resident(rank);
+std::string Arena::exit_reason(int rank) {
+    RankInfo& other = rank_info(rank);
     if (alive(rank))
         return other.exiting.load(std::memory_order_relaxed) != 0
-                   ? "is ending; how is not known yet"
+                   ? "is exiting; its exit status is not known yet"
                    : "is lost";
     const pid_t pid = other.pid.load(std::memory_order_relaxed);
-    // Its parent collects it at some time, and only one kernel in many remembers longer: so whoever
-    // learns it first tells the others. Relaxed: the word is all there is to know.
+    // The status is gone when the parent has reaped the process (before Linux 6.15). So the first
+    // rank that learns it publishes it. Relaxed: nothing else depends on this word.
     if (other.ended.load(std::memory_order_relaxed) == 0) {
         const int handle = rank < static_cast<int>(handles_.size()) ? handles_[rank] : -1;
-        const Process process = look_at(pid);
+        const ProcessState process = read_process_state(pid);
         std::optional<int> status;
         if (process.state == 'Z' && process.started == other.started) status = process.status;
-        if (!status && handle >= 0) status = status_behind(handle);
+        if (!status && handle >= 0) status = exit_status_of(handle);
         std::uint64_t unknown = 0;
         if (status)
             other.ended.compare_exchange_strong(
@@ -345,30 +350,31 @@ std::string Arena::fate(int rank) {
                 std::memory_order_relaxed);
     }
     const std::uint64_t word = other.ended.load(std::memory_order_relaxed);
-    if (word == 0) return "ended without leaving the job; how is not known";
-    const std::string text = ending(static_cast<int>(static_cast<std::uint32_t>(word)));
+    if (word == 0) return "ended without leaving the job; its exit status is not known";
+    const std::string text =
+        describe_exit_status(static_cast<int>(static_cast<std::uint32_t>(word)));
     return text.starts_with("killed") ? "was " + text : text;
 }
 
-std::string Arena::deed(int rank, std::uint32_t group) {
-    const auto entry = log(rank).last(group);
-    if (!entry) return {};
-    std::string text = entry->call.text();
-    if (!entry->call.is_message()) text += format(" (call %u)", entry->call.number);
-    text += log(rank).at(*entry);
-    if (entry->group != group) text += format(" in group %u", entry->group);
-    const bool running = entry->state == State::running;
-    const std::uint64_t since = running ? entry->began : entry->ended;
+std::string Arena::last_call_text(int rank, std::uint32_t group) {
+    const auto record = log(rank).last(group);
+    if (!record) return {};
+    std::string text = record->call.text();
+    if (!record->call.is_message()) text += format(" (call %u)", record->call.number);
+    text += log(rank).at(*record);
+    if (record->group != group) text += format(" in group %u", record->group);
+    const bool running = record->state == CallState::running;
+    const std::uint64_t since = running ? record->began : record->ended;
     const std::uint64_t time = now();
     const double seconds = time > since ? static_cast<double>(time - since) * 1e-9 : 0;
-    return text + (running ? format(", in which it has been for %.1f s", seconds)
+    return text + (running ? format(", which has been running for %.1f s", seconds)
                            : format(", which ended %.1f s ago", seconds));
 }
 
-bool Arena::claim_trace() noexcept {
+bool Arena::claim_trace_write() noexcept {
     constexpr std::uint64_t second = 1'000'000'000;
     const std::uint64_t time = now();
-    // Relaxed: the word only says who may write, and files are ordered by the file system.
+    // Relaxed: the word only decides who may write; the file system orders the writes.
     std::uint64_t claimed = header_->trace_claimed.load(std::memory_order_relaxed);
     if (claimed != 0 && time < claimed + second) return false;
     return header_->trace_claimed.compare_exchange_strong(claimed, time, std::memory_order_relaxed);

@@ -1,9 +1,9 @@
-// native/arena.hpp: the memory that the ranks of one host share, and who lives in it.
+// native/arena.hpp: the memory that the ranks of one host share, and the processes that use it.
 //
 // One memfd for each job; it never has a name, so nothing can be left behind. Its parts:
 //
 //   JobHeader            size of the world, the next free offset, the next group number
-//   Resident[size]       one for each rank: pid, session, cores, doorbell for messages
+//   RankInfo[size]       one for each rank: pid, session, cores, doorbell for messages
 //   Channel[size*size]   message rings from each rank to each rank: counters only
 //   LogMemory[size]      what each rank called last (log.hpp)
 //   ring cells           the bytes of the rings
@@ -39,43 +39,44 @@ constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) {
 
 struct alignas(128) JobHeader {
     std::uint64_t magic;
-    std::uint32_t layout;  ///< changes with any struct in shared memory
+    std::uint32_t layout_version;  ///< changes with any struct in shared memory
     std::uint32_t size;
     std::atomic<std::uint64_t> next_offset;
     std::atomic<std::uint32_t> next_group;
-    std::atomic<std::uint64_t> trace_claimed;  ///< when a rank last began to write the job's trace
-    std::atomic<std::uint64_t> trace_written;  ///< when a rank had last written it
+    std::atomic<std::uint64_t> trace_claimed;  ///< when a rank last began to write the trace file
+    std::atomic<std::uint64_t> trace_written;  ///< when a rank last finished writing it
 };
 
-/// One rank of the job, written by itself.
-struct alignas(128) Resident {
-    Signal doorbell;                     ///< rung when a message or room for one has come
-    std::atomic<std::int32_t> pid{0};    ///< 0 until the rank has attached
+/// What one rank tells the others about itself. Only that rank writes it, except for `ended`.
+struct alignas(128) RankInfo {
+    WaitWord doorbell;                   ///< rung when a message, or space for one, is available
+    std::atomic<std::int32_t> pid{0};    ///< 0 until the rank has registered
     std::atomic<std::uint32_t> left{0};  ///< 1 once the rank has closed its world
     std::int32_t session = 0;
-    std::uint64_t started = 0;              ///< when the process was started, by the kernel's count
-    std::atomic<std::uint64_t> exiting{0};  ///< when the process began to end; 0: it has not
-    std::atomic<std::uint64_t> ended{0};    ///< 2^32 + its status, by the first who has learnt it
+    std::uint64_t started = 0;  ///< start time of the process, in the kernel's clock ticks
+    std::atomic<std::uint64_t> exiting{0};  ///< when the process began to exit; 0: it has not
+    std::atomic<std::uint64_t> ended{
+        0};  ///< 2^32 + exit status, set by the first rank that learns it
     std::uint64_t cores[max_cores / 64] = {};
 };
 
-/// One ring of message cells from one rank to another. Each counter has a writer of its own.
+/// One ring of message cells from one rank to another. Each counter has one writer.
 struct Channel {
     alignas(128) std::atomic<std::uint64_t> written{0};  ///< cells filled, by the sender
     alignas(128) std::atomic<std::uint64_t> read{0};     ///< cells emptied, by the receiver
 };
 
-/// Where the parts of the arena stand, from the number of ranks alone.
-struct ArenaPlan {
-    explicit ArenaPlan(int size);
+/// The offsets of the arena's parts; they depend only on the number of ranks.
+struct ArenaLayout {
+    explicit ArenaLayout(int size);
 
-    std::size_t residents, channels, logs, log, rings, cell, world;
+    std::size_t rank_infos, channels, logs, log, rings, cell, world;
 };
 
 inline constexpr std::uint64_t arena_magic = 0x6f6e6f73696e75;  // "unisono"
-inline constexpr std::uint32_t arena_layout = 3;
+inline constexpr std::uint32_t arena_layout_version = 3;
 
-/// A stretch of the memfd in this process's address space.
+/// A part of the memfd, mapped into this process.
 class Mapping {
 public:
     Mapping(int fd, std::size_t offset, std::size_t bytes);
@@ -91,94 +92,97 @@ private:
     std::size_t bytes_;
 };
 
-/// One process's hold on the job's memory. Thread-safe. Ranks that are threads may share one.
+/// The job's memory as one process sees it. Thread-safe. Ranks that are threads may share one.
 class Arena {
 public:
-    /// Makes the memory for a job of `size` ranks and returns its descriptor.
+    /// Creates the memory of a job of `size` ranks and returns its file descriptor.
     static int create(int size);
 
-    /// Takes over the descriptor.
+    /// Takes ownership of the file descriptor.
     explicit Arena(int fd);
     ~Arena();
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 
-    /// Says who we are, for the others to see.
-    void enter(int rank);
+    /// Publishes this process as rank `rank`.
+    void register_rank(int rank);
 
-    /// Says that this rank has left the job for good.
+    /// Publishes that this rank has left the job, for good.
     void leave(int rank) noexcept;
 
-    /// Opens a handle on every other rank's process and chooses how to wait. All have entered.
-    void meet(int rank);
+    /// Opens a pidfd for every other rank's process and chooses how to wait. All ranks have
+    /// registered.
+    void connect_peers(int rank);
 
     int size() const noexcept { return size_; }
-    const Patience& patience() const noexcept { return patience_; }
-    /// Whether some rank shares its cores with more ranks than it has cores; the same on all ranks.
-    bool crowded() const noexcept { return crowded_; }
+    const SpinPolicy& spin_policy() const noexcept { return spin_policy_; }
+    /// Whether some rank shares its cores with more ranks than it has cores. All ranks get the same
+    /// answer.
+    bool oversubscribed() const noexcept { return oversubscribed_; }
 
     JobHeader& header() const noexcept { return *header_; }
-    Resident& resident(int rank) const noexcept { return residents_[rank]; }
+    RankInfo& rank_info(int rank) const noexcept { return rank_infos_[rank]; }
     Channel& channel(int from, int to) const noexcept { return channels_[from * size_ + to]; }
     std::byte* ring(int from, int to) const noexcept {
         return base_->data() + ring_offset(from, to);
     }
 
-    /// Asks the kernel for the pages of a ring; the sender does, before it first writes.
+    /// Asks the kernel for the pages of a ring; its sender does that before its first write.
     void commit_ring(int from, int to);
 
-    /// Gives the pages of a ring back, which nobody reads or writes any more.
+    /// Returns the pages of a ring that nobody uses any more to the kernel.
     void release_ring(int from, int to) noexcept;
 
-    /// Room for a new group: fetches an offset that nobody else will get, within the file.
+    /// Reserves an offset for a new group, and makes the file long enough for it.
     std::size_t allocate(std::size_t bytes);
 
-    /// Asks the kernel for pages; throws Failure(memory) with figures if there are none.
+    /// Asks the kernel for pages; throws Failure(memory), with sizes, if there are none.
     void commit(std::size_t offset, std::size_t bytes);
 
-    /// Gives pages back.
+    /// Returns pages to the kernel.
     void release(std::size_t offset, std::size_t bytes) noexcept;
 
-    /// Throws Failure(system) unless a group of so many bytes may be there: others say where.
-    void check_place(std::size_t offset, std::size_t bytes) const;
+    /// Throws Failure(system) unless a group of so many bytes can be at `offset`, which comes from
+    /// another rank.
+    void check_group_offset(std::size_t offset, std::size_t bytes) const;
 
-    /// Maps a group, or returns the mapping that this process has already.
+    /// Maps a group, or returns the mapping that this process already has.
     std::shared_ptr<Mapping> map(std::size_t offset, std::size_t bytes);
 
-    /// Drops the entry of a mapping that nobody holds any more.
+    /// Forgets a mapping that nobody uses any more.
     void forget(std::size_t offset);
 
-    /// Whether the process of a rank still runs. A stopped process does.
+    /// Whether the process of a rank exists. A stopped process does.
     bool alive(int rank) noexcept;
 
-    /// Says that this rank's process is about to end, which others would like to see for
-    /// themselves: what comes after tells them how.
-    void exit(int rank) noexcept;
+    /// Publishes that this rank's process is about to exit. Others then wait a moment for its exit
+    /// status, so that they can report it.
+    void announce_exit(int rank) noexcept;
 
-    /// Whether a rank has said so and will soon have ended: then it pays to wait for that.
+    /// Whether a rank has announced its exit so recently that its exit status is worth waiting for.
     bool about_to_end(int rank) noexcept;
 
-    /// How a rank was lost: "was killed by SIGKILL", "is ending", as far as it can be known.
-    std::string fate(int rank);
+    /// How a rank was lost, as far as it is known: "was killed by SIGKILL", "is exiting".
+    std::string exit_reason(int rank);
 
-    /// What a rank called last: its log as this process sees it. Empty until it has entered.
+    /// The last calls of a rank. Empty until the rank has registered.
     Log& log(int rank) noexcept { return logs_[static_cast<std::size_t>(rank)]; }
 
-    /// "all_reduce float32 x 8 sum (call 3) at train.py:88, which ended 0.2 s ago": what a rank
-    /// does or did last. `group` is whose business it is; empty if the rank has called nothing yet.
-    std::string deed(int rank, std::uint32_t group);
+    /// The current or last call of a rank, as a text for errors of `group`: "all_reduce float32 x 8
+    /// sum (call 3) at train.py:88, which ended 0.2 s ago". Empty if it has made no call yet.
+    std::string last_call_text(int rank, std::uint32_t group);
 
-    /// Tries to be the one who writes the job's trace; only one may in each second.
-    bool claim_trace() noexcept;
+    /// Claims to write the job's trace file; true for at most one rank in each second.
+    bool claim_trace_write() noexcept;
 
-    /// Says that the trace has been written since it was last claimed.
-    void note_trace() noexcept {
-        // Relaxed, as in claim_trace().
+    /// Publishes that the claimed trace file is written.
+    void finish_trace_write() noexcept {
+        // Relaxed, as in claim_trace_write().
         header_->trace_written.store(now(), std::memory_order_relaxed);
     }
 
-    /// Whether whoever claimed the trace last has written it.
-    bool trace_is_fresh() const noexcept {
+    /// Whether the rank that claimed the trace file last has written it.
+    bool trace_is_written() const noexcept {
         return header_->trace_written.load(std::memory_order_relaxed) >=
                header_->trace_claimed.load(std::memory_order_relaxed);
     }
@@ -187,16 +191,16 @@ public:
 
     std::size_t world_offset() const noexcept { return world_offset_; }
 
-    /// Cells of a ring, and the bytes of each; smaller where there are many ranks.
+    /// Cells of a ring, and the bytes of each cell: fewer if there are many ranks.
     static constexpr std::size_t ring_cells = 4;
     std::size_t cell_bytes() const noexcept { return cell_bytes_; }
 
 private:
-    struct Taken {};
+    struct AdoptFd {};
 
-    /// Only holds the descriptor: the other constructor may fail after this one, and the destructor
-    /// closes it all the same.
-    Arena(int fd, Taken) noexcept : fd_(fd) {}
+    /// Only owns the descriptor: if the public constructor fails after this one, the destructor
+    /// still closes it.
+    Arena(int fd, AdoptFd) noexcept : fd_(fd) {}
 
     std::size_t ring_offset(int from, int to) const noexcept {
         return rings_offset_ +
@@ -210,12 +214,12 @@ private:
     std::size_t world_offset_ = 0;
     std::shared_ptr<Mapping> base_;
     JobHeader* header_ = nullptr;
-    Resident* residents_ = nullptr;
+    RankInfo* rank_infos_ = nullptr;
     Channel* channels_ = nullptr;
     std::unique_ptr<Log[]> logs_;
-    Patience patience_;
-    bool crowded_ = false;
-    std::vector<int> handles_;  ///< a pidfd for each rank, -1 for ourselves
+    SpinPolicy spin_policy_;
+    bool oversubscribed_ = false;
+    std::vector<int> handles_;  ///< by rank: a pidfd, -1 for this process, -2 if it had ended
     std::mutex mutex_;          ///< guards handles_ and mappings_
     std::map<std::size_t, std::weak_ptr<Mapping>> mappings_;
 };

@@ -1,5 +1,6 @@
-// native/bind.cpp: with bind_places.hpp the only file that knows Python. Converts arguments,
-// releases the GIL, calls one function, and turns Failure into the classes of unisono.errors.
+// native/bind.cpp: the Python module; only this file and call_site.hpp use Python. Converts
+// arguments, releases the GIL, calls one function, and raises a Failure as a class of
+// unisono.errors.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -10,10 +11,10 @@
 #include <memory>
 #include <optional>
 
-#include "bind_places.hpp"
+#include "call_site.hpp"
 #include "communicator.hpp"
+#include "inspector.hpp"
 #include "kernels.hpp"
-#include "viewer.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -21,13 +22,13 @@ using namespace nb::literals;
 namespace unisono {
 namespace {
 
-/// Whether a signal handler has raised: Ctrl-C during a wait. Runs without the GIL held.
+/// Whether a signal handler has raised: Ctrl-C during a wait. The caller does not hold the GIL.
 bool interrupted() {
     const nb::gil_scoped_acquire gil;
     return PyErr_CheckSignals() != 0;
 }
 
-/// Text that may hold anything, as a string.
+/// Any bytes as a string; empty ones as None.
 nb::object text_or_none(const std::string& text) {
     if (text.empty()) return nb::none();
     return nb::steal(
@@ -66,7 +67,7 @@ nb::object text_or_none(const std::string& text) {
     throw nb::python_error();
 }
 
-/// Runs `body` without the GIL and raises what it throws.
+/// Runs `body` without the GIL, and raises the Failure that it throws.
 template <class Body>
 auto guarded(Body body) {
     std::optional<Failure> caught;
@@ -81,78 +82,79 @@ auto guarded(Body body) {
     raise(*caught);
 }
 
-/// A call under way, for Python to wait for.
-struct Pending {
+/// A call in progress, for Python to wait for.
+struct CallHandle {
     std::shared_ptr<Completion> completion;
-    std::shared_ptr<Letter> letter;
-    Birth birth = {};
+    std::shared_ptr<Transfer> transfer;
+    ForkGuard fork_guard = {};
 
     bool wait(double seconds) const {
         return guarded([&] {
-            birth.check();
+            fork_guard.check();
             return completion->wait({seconds, interrupted});
         });
     }
     void check() const {
         if (const Failure* failure = completion->failure()) raise(*failure);
     }
-    int source() const { return letter == nullptr ? -1 : letter->source; }
+    int source() const { return transfer == nullptr ? -1 : transfer->source; }
 };
 
-/// Runs or starts a collective whose counts differ by rank; None if it has ended.
-std::optional<Pending> collective_uneven(Communicator& self, int verb, std::uintptr_t source,
-                                         std::uintptr_t target, std::uint64_t count, int dtype,
-                                         std::uint32_t item, int op, double factor, int root,
-                                         double seconds, bool blocking,
-                                         std::vector<std::uint64_t> sends,
-                                         std::vector<std::uint64_t> receives) {
-    Request request;
-    request.verb = static_cast<Verb>(verb);
-    request.dtype = static_cast<DType>(dtype);
-    request.dtype_code = static_cast<std::uint8_t>(dtype);
-    request.item = item;
-    request.op = static_cast<ReduceOp>(op);
-    request.factor = factor;
-    request.root = root;
-    request.source = reinterpret_cast<const std::byte*>(source);
-    request.target = reinterpret_cast<std::byte*>(target);
-    request.count = count;
-    request.sends = std::move(sends);
-    request.receives = std::move(receives);
-    request.place = Places::current();
+/// Runs or starts a collective whose counts differ by rank; None if it is complete.
+std::optional<CallHandle> collective_uneven(Communicator& self, int verb, std::uintptr_t source,
+                                            std::uintptr_t target, std::uint64_t count, int dtype,
+                                            std::uint32_t item_bytes, int op, double factor,
+                                            int root, double seconds, bool blocking,
+                                            std::vector<std::uint64_t> sends,
+                                            std::vector<std::uint64_t> receives) {
+    CallArguments arguments;
+    arguments.verb = static_cast<Verb>(verb);
+    arguments.dtype = static_cast<DType>(dtype);
+    arguments.dtype_code = static_cast<std::uint8_t>(dtype);
+    arguments.item_bytes = item_bytes;
+    arguments.op = static_cast<ReduceOp>(op);
+    arguments.factor = factor;
+    arguments.root = root;
+    arguments.source = reinterpret_cast<const std::byte*>(source);
+    arguments.target = reinterpret_cast<std::byte*>(target);
+    arguments.count = count;
+    arguments.sends = std::move(sends);
+    arguments.receives = std::move(receives);
+    arguments.call_site = CallSiteFinder::current();
     if (!blocking)
-        return Pending{guarded([&] { return self.start(std::move(request), seconds); }), nullptr};
-    guarded([&] { self.run(request, {seconds, interrupted}); });
+        return CallHandle{guarded([&] { return self.start(std::move(arguments), seconds); }),
+                          nullptr};
+    guarded([&] { self.run(arguments, {seconds, interrupted}); });
     return std::nullopt;
 }
 
 /// The same with equal counts.
-std::optional<Pending> collective(Communicator& self, int verb, std::uintptr_t source,
-                                  std::uintptr_t target, std::uint64_t count, int dtype,
-                                  std::uint32_t item, int op, double factor, int root,
-                                  double seconds, bool blocking) {
-    return collective_uneven(self, verb, source, target, count, dtype, item, op, factor, root,
+std::optional<CallHandle> collective(Communicator& self, int verb, std::uintptr_t source,
+                                     std::uintptr_t target, std::uint64_t count, int dtype,
+                                     std::uint32_t item_bytes, int op, double factor, int root,
+                                     double seconds, bool blocking) {
+    return collective_uneven(self, verb, source, target, count, dtype, item_bytes, op, factor, root,
                              seconds, blocking, {}, {});
 }
 
-/// Sends or receives; with `blocking` the message has come to its end.
-Pending message(Communicator& self, bool sending, std::uintptr_t data, std::uint64_t count,
-                int dtype, std::uint32_t item, int peer, std::int64_t tag, double seconds,
-                bool blocking) {
-    const auto letter = self.letter(sending, peer, tag);
-    letter->data = reinterpret_cast<std::byte*>(data);
-    letter->bytes = count * item;
-    letter->dtype_code = static_cast<std::uint8_t>(dtype);
-    letter->item = item;
-    letter->recorded = true;
-    letter->place = Places::current();
+/// Sends or receives a message; with `blocking` it is complete on return.
+CallHandle point_to_point(Communicator& self, bool sending, std::uintptr_t data,
+                          std::uint64_t count, int dtype, std::uint32_t item_bytes, int peer,
+                          std::int64_t tag, double seconds, bool blocking) {
+    const auto transfer = self.transfer(sending, peer, tag);
+    transfer->data = reinterpret_cast<std::byte*>(data);
+    transfer->bytes = count * item_bytes;
+    transfer->dtype_code = static_cast<std::uint8_t>(dtype);
+    transfer->item_bytes = item_bytes;
+    transfer->recorded = true;
+    transfer->call_site = CallSiteFinder::current();
     guarded([&] {
         if (blocking)
-            self.run(letter, {seconds, interrupted});
+            self.run(transfer, {seconds, interrupted});
         else
-            self.start(letter, seconds);
+            self.start(transfer, seconds);
     });
-    return {std::shared_ptr<Completion>(letter, &letter->completion), letter};
+    return {std::shared_ptr<Completion>(transfer, &transfer->completion), transfer};
 }
 
 std::unique_ptr<Communicator> split(Communicator& self, const std::vector<int>& ranks,
@@ -166,34 +168,35 @@ std::unique_ptr<Communicator> shrink(Communicator& self, const std::vector<int>&
 }
 
 /// One record as a tuple, in the order of core/trace.py.
-nb::tuple record(const Entry& entry, const std::string& place) {
-    const Call& call = entry.call;
+nb::tuple record_tuple(const Record& record, const std::string& call_site) {
+    const CallDescriptor& call = record.call;
     const auto number = [](bool known, auto value) -> nb::object {
         return known ? nb::object(nb::int_(value)) : nb::none();
     };
     const bool moves = call.verb != Verb::barrier;
     return nb::make_tuple(
-        entry.sequence, entry.group, number(call.number != 0, call.number), name(call.verb),
+        record.sequence, record.group, number(call.number != 0, call.number), name(call.verb),
         text_or_none(moves ? name(static_cast<DType>(call.dtype)) : ""), number(moves, call.count),
         text_or_none(name(call.op)), number(!call.is_message() && call.root >= 0, call.root),
-        number(call.is_message() && call.root >= 0, call.root), text_or_none(place), entry.began,
-        number(entry.ended != 0, entry.ended), name(entry.state));
+        number(call.is_message() && call.root >= 0, call.root), text_or_none(call_site),
+        record.began, number(record.ended != 0, record.ended), name(record.state));
 }
 
-/// For each rank: pid, state, records, and for whom its call waits (world ranks, or None).
-nb::list look(const Viewer& viewer) {
+/// For each rank: pid, state, records, and the world ranks that its call waits for (or None).
+nb::list snapshot_all(const JobInspector& inspector) {
     nb::list ranks;
-    for (int rank = 0; rank < viewer.size(); ++rank) {
-        const Sight sight = guarded([&] { return viewer.look(rank); });
+    for (int rank = 0; rank < inspector.size(); ++rank) {
+        const RankSnapshot snapshot = guarded([&] { return inspector.snapshot(rank); });
         nb::list calls;
-        for (const auto& [entry, place] : sight.calls) calls.append(record(entry, place));
-        ranks.append(nb::make_tuple(sight.pid, sight.state, calls, sight.missing));
+        for (const auto& [record, call_site] : snapshot.calls)
+            calls.append(record_tuple(record, call_site));
+        ranks.append(nb::make_tuple(snapshot.pid, snapshot.state, calls, snapshot.missing));
     }
     return ranks;
 }
 
-/// The codes that Python has to know, by name.
-nb::dict tables() {
+/// The numeric codes that Python passes to us, by name.
+nb::dict codes() {
     nb::dict dtypes, operators, verbs, all;
     for (int code = 0; code < 20; ++code) dtypes[name(static_cast<DType>(code))] = code;
     for (int code = 0; code < 9; ++code) operators[name(static_cast<ReduceOp>(code))] = code;
@@ -211,44 +214,63 @@ NB_MODULE(_native, m) {
     using namespace unisono;
     m.doc() = "Collectives between processes of one host, over shared memory.";
 #ifdef NDEBUG
-    // Whoever keeps a failed work to the end (a future of torch does, by its traceback) can do
-    // nothing about it, and the report would stand below the error that he has to see.
+    // A failed call may stay alive until Python exits (a future of torch keeps it by its
+    // traceback). The user can do nothing about that, and the warning would hide the error above
+    // it.
     nb::set_leak_warnings(false);
 #endif
-    Places::prepare();
-    m.def("create", [](int size) { return guarded([&] { return Job::create(size); }); }, "size"_a);
-    m.def("isa", [] { return kernels().isa; });
-    m.def("tables", &tables);
-    nb::class_<Pending>(m, "Pending")
-        .def("done", [](const Pending& self) { return self.completion->done(); })
-        .def("wait", &Pending::wait, "seconds"_a)
-        .def("check", &Pending::check)
-        .def_prop_ro("source", &Pending::source);
-    nb::class_<Job>(m, "Job")
-        .def(nb::init<int, int>(), "fd"_a, "rank"_a)
-        .def("meet", [](Job& self) { guarded([&] { self.meet(); }); })
-        .def("crowded", [](const Job& self) { return self.arena()->crowded(); })
-        .def("exit", &Job::exit)
-        .def("look", [](Job& self) { return look(*guarded([&] { return self.viewer(); })); })
-        .def("claim_trace", [](const Job& self) { return self.arena()->claim_trace(); })
-        .def("trace_written", [](const Job& self) { self.arena()->note_trace(); })
-        .def("trace_is_fresh", [](const Job& self) { return self.arena()->trace_is_fresh(); })
-        .def("world_offset", [](const Job& self) { return self.arena()->world_offset(); })
+    CallSiteFinder::prepare();
+    m.def(
+        "create_job_memory",
+        [](int size) { return guarded([&] { return SharedJob::create(size); }); }, "size"_a);
+    m.def("instruction_set", [] { return guarded([] { return kernels().isa; }); });
+    m.def("codes", &codes);
+    nb::class_<CallHandle>(m, "CallHandle")
+        .def("done", [](const CallHandle& self) { return self.completion->done(); })
+        .def("wait", &CallHandle::wait, "seconds"_a)
+        .def("check", &CallHandle::check)
+        .def_prop_ro("source", &CallHandle::source);
+    nb::class_<SharedJob>(m, "SharedJob")
         .def(
-            "close", [](Job& self, double seconds) { guarded([&] { self.close(seconds); }); },
+            "__init__",
+            [](SharedJob* self, int fd, int rank) {
+                guarded([&] { new (self) SharedJob(fd, rank); });
+            },
+            "fd"_a, "rank"_a)
+        .def("connect_peers", [](SharedJob& self) { guarded([&] { self.connect_peers(); }); })
+        .def("announce_exit", &SharedJob::announce_exit)
+        .def("snapshot",
+             [](SharedJob& self) {
+                 return snapshot_all(*guarded([&] { return self.inspector(); }));
+             })
+        .def("claim_trace_write",
+             [](const SharedJob& self) { return self.arena()->claim_trace_write(); })
+        .def("finish_trace_write",
+             [](const SharedJob& self) { self.arena()->finish_trace_write(); })
+        .def("trace_is_written",
+             [](const SharedJob& self) { return self.arena()->trace_is_written(); })
+        .def("world_offset", [](const SharedJob& self) { return self.arena()->world_offset(); })
+        .def(
+            "close", [](SharedJob& self, double seconds) { guarded([&] { self.close(seconds); }); },
             "drain_seconds"_a);
-    nb::class_<Viewer>(m, "Viewer")
+    nb::class_<JobInspector>(m, "JobInspector")
         .def(
-            "__init__", [](Viewer* self, int fd) { guarded([&] { new (self) Viewer(fd); }); },
+            "__init__",
+            [](JobInspector* self, int fd) { guarded([&] { new (self) JobInspector(fd); }); },
             "fd"_a)
-        .def_prop_ro("size", &Viewer::size)
-        .def("look", &look);
+        .def_prop_ro("size", &JobInspector::size)
+        .def("snapshot", &snapshot_all);
     nb::class_<Communicator>(m, "Communicator")
-        .def(nb::init<std::shared_ptr<Job>, std::size_t, int, int>(), "job"_a, "offset"_a, "rank"_a,
-             "size"_a)
+        .def(
+            "__init__",
+            [](Communicator* self, std::shared_ptr<SharedJob> job, std::size_t offset, int rank,
+               int size) {
+                guarded([&] { new (self) Communicator(std::move(job), offset, rank, size); });
+            },
+            "job"_a, "offset"_a, "rank"_a, "size"_a)
         .def("collective", &collective)
         .def("collective_uneven", &collective_uneven)
-        .def("message", &message)
+        .def("point_to_point", &point_to_point)
         .def("split", &split, "ranks"_a, "key"_a, "seconds"_a)
         .def("shrink", &shrink, "exclude"_a, "seconds"_a)
         .def_prop_ro("world_ranks", &Communicator::world_ranks)

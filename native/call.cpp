@@ -1,4 +1,4 @@
-// native/call.cpp: packing, unpacking and naming calls.
+// native/call.cpp: pack, unpack and describe calls.
 #include "call.hpp"
 
 #include <bit>
@@ -7,7 +7,7 @@ namespace unisono {
 
 namespace {
 
-/// Mixes words into one; good enough that two different calls never look alike by accident.
+/// Mixes a word into a hash; good enough that two different calls have different fingerprints.
 std::uint64_t mix(std::uint64_t seed, std::uint64_t word) noexcept {
     std::uint64_t x = (seed ^ word) * 0x9e3779b97f4a7c15u;
     x ^= x >> 32;
@@ -17,61 +17,61 @@ std::uint64_t mix(std::uint64_t seed, std::uint64_t word) noexcept {
 
 }  // namespace
 
-std::uint64_t Card::write(const Request& request, std::uint32_t number) noexcept {
-    const std::uint64_t kind = static_cast<std::uint64_t>(request.verb) |
-                               static_cast<std::uint64_t>(request.dtype_code) << 8 |
-                               static_cast<std::uint64_t>(request.op) << 16 |
-                               static_cast<std::uint64_t>(!request.sends.empty()) << 24;
-    const std::uint64_t root = static_cast<std::uint32_t>(request.root);
-    const auto factor = std::bit_cast<std::uint64_t>(request.factor);
+std::uint64_t PackedCall::write(const CallArguments& arguments, std::uint32_t number) noexcept {
+    const std::uint64_t kind = static_cast<std::uint64_t>(arguments.verb) |
+                               static_cast<std::uint64_t>(arguments.dtype_code) << 8 |
+                               static_cast<std::uint64_t>(arguments.op) << 16 |
+                               static_cast<std::uint64_t>(!arguments.sends.empty()) << 24;
+    const std::uint64_t root = static_cast<std::uint32_t>(arguments.root);
+    const auto factor = std::bit_cast<std::uint64_t>(arguments.factor);
     // Relaxed: the store of the turn in Group::barrier() orders them.
     words[0].store(kind, std::memory_order_relaxed);
     words[1].store(root << 32 | number, std::memory_order_relaxed);
-    words[2].store(request.count, std::memory_order_relaxed);
+    words[2].store(arguments.count, std::memory_order_relaxed);
     words[3].store(factor, std::memory_order_relaxed);
-    return mix(mix(mix(mix(1, kind), root), request.count), factor);
+    return mix(mix(mix(mix(1, kind), root), arguments.count), factor);
 }
 
-Call::Call(const Card& card) noexcept {
-    const std::uint64_t kind = card.words[0].load(std::memory_order_relaxed);
-    const std::uint64_t place = card.words[1].load(std::memory_order_relaxed);
-    count = card.words[2].load(std::memory_order_relaxed);
-    factor = std::bit_cast<double>(card.words[3].load(std::memory_order_relaxed));
+CallDescriptor::CallDescriptor(const PackedCall& packed) noexcept {
+    const std::uint64_t kind = packed.words[0].load(std::memory_order_relaxed);
+    const std::uint64_t root_and_number = packed.words[1].load(std::memory_order_relaxed);
+    count = packed.words[2].load(std::memory_order_relaxed);
+    factor = std::bit_cast<double>(packed.words[3].load(std::memory_order_relaxed));
     verb = static_cast<Verb>(kind & 0xff);
     dtype = static_cast<std::uint8_t>(kind >> 8);
     op = static_cast<ReduceOp>(kind >> 16 & 0xff);
     uneven = (kind >> 24 & 1) != 0;
-    root = static_cast<std::int32_t>(place >> 32);
-    number = static_cast<std::uint32_t>(place);
+    root = static_cast<std::int32_t>(root_and_number >> 32);
+    number = static_cast<std::uint32_t>(root_and_number);
 }
 
-bool Call::same_kind(const Call& other) const noexcept {
+bool CallDescriptor::same_kind(const CallDescriptor& other) const noexcept {
     return verb == other.verb && dtype == other.dtype && op == other.op && root == other.root &&
            std::bit_cast<std::uint64_t>(factor) == std::bit_cast<std::uint64_t>(other.factor);
 }
 
-bool Call::has_counts() const noexcept {
+bool CallDescriptor::has_counts() const noexcept {
     return verb == Verb::reduce_scatter || verb == Verb::gather || verb == Verb::all_gather ||
            verb == Verb::scatter || verb == Verb::all_to_all;
 }
 
-std::string Call::text() const {
+std::string CallDescriptor::text() const {
     if (verb == Verb::nothing) return "no call yet";
-    std::string words = name(verb);
+    std::string text = name(verb);
     if (verb != Verb::barrier) {
-        words += format(" %s", name(static_cast<DType>(dtype)));
-        if (!uneven) words += format(" x %llu", static_cast<unsigned long long>(count));
+        text += format(" %s", name(static_cast<DType>(dtype)));
+        if (!uneven) text += format(" x %llu", static_cast<unsigned long long>(count));
     }
     if (op == ReduceOp::premul_sum)
-        words += format(" premul_sum(%g)", factor);
+        text += format(" premul_sum(%g)", factor);
     else if (op != ReduceOp::none)
-        words += format(" %s", name(op));
+        text += format(" %s", name(op));
     if (is_message()) {
-        words += verb == Verb::send ? " to " : " from ";
-        return words + (root < 0 ? std::string("any rank") : format("rank %d", root));
+        text += verb == Verb::send ? " to " : " from ";
+        return text + (root < 0 ? std::string("any rank") : format("rank %d", root));
     }
-    if (root >= 0) words += format(" root %d", root);
-    return words;
+    if (root >= 0) text += format(" root %d", root);
+    return text;
 }
 
 }  // namespace unisono

@@ -1,4 +1,4 @@
-// native/call.hpp: one call, as a rank makes it and as the others see it.
+// native/call.hpp: one call: its arguments, and the descriptor that the other ranks see.
 #pragma once
 
 #include <atomic>
@@ -11,43 +11,43 @@
 
 namespace unisono {
 
-/// A line of the caller's source. `id` is below log_places, the same for the same text in all of a
-/// process; 0: not known.
-struct Place {
+/// The source line of the user's program that makes a call. `id` is below log_call_sites, and the
+/// same for the same text everywhere in a process; 0: not known.
+struct CallSite {
     std::uint16_t id = 0;
     const char* text = nullptr;  ///< "train.py:88"; lives as long as the process
 };
 
-/// One call, as a rank makes it. Counts are in elements.
-struct Request {
+/// The arguments of one call on this rank. Counts are in elements.
+struct CallArguments {
     Verb verb = Verb::nothing;
     DType dtype = DType::moved;
-    std::uint8_t dtype_code = 0;  ///< the exact code, where several types are only moved
-    std::uint32_t item = 1;       ///< bytes of an element
+    std::uint8_t dtype_code = 0;   ///< the exact code, also for types that are only copied
+    std::uint32_t item_bytes = 1;  ///< bytes of an element
     ReduceOp op = ReduceOp::none;
     double factor = 1;
     std::int32_t root = -1;
     const std::byte* source = nullptr;
     std::byte* target = nullptr;
-    std::uint64_t count = 0;  ///< of the smaller buffer: what one rank gives or gets
-    /// For counts that differ by rank: what this rank sends to and receives from each. Else empty.
+    std::uint64_t count = 0;  ///< of the smaller buffer: what one rank contributes or receives
+    /// If counts differ by rank: what this rank sends to and receives from each rank. Else empty.
     std::vector<std::uint64_t> sends, receives;
-    Place place;
+    CallSite call_site;
 };
 
-/// A request as others see it. Words are atomic because error messages read them at any time; they
-/// are ordered by the turn counter.
-struct Card {
+/// The descriptor of a call in shared memory. Words are atomic because error messages read them at
+/// any time; they are ordered by the turn counter.
+struct PackedCall {
     std::atomic<std::uint64_t> words[4];
 
-    /// Fills the card in and returns the fingerprint of what must be the same on all ranks.
-    std::uint64_t write(const Request& request, std::uint32_t number) noexcept;
+    /// Writes the descriptor and returns the fingerprint of what must be the same on all ranks.
+    std::uint64_t write(const CallArguments& arguments, std::uint32_t number) noexcept;
 };
 
-/// The fields of a card, unpacked.
-struct Call {
-    Call() = default;
-    explicit Call(const Card& card) noexcept;
+/// What all ranks may know about a call; compared for the consistency check.
+struct CallDescriptor {
+    CallDescriptor() = default;
+    explicit CallDescriptor(const PackedCall& packed) noexcept;
 
     std::uint64_t count = 0;
     double factor = 1;
@@ -60,10 +60,10 @@ struct Call {
 
     bool is_message() const noexcept { return verb == Verb::send || verb == Verb::recv; }
 
-    /// Whether all agrees but the counts.
-    bool same_kind(const Call& other) const noexcept;
+    /// Whether everything but the counts is the same.
+    bool same_kind(const CallDescriptor& other) const noexcept;
 
-    /// Whether counts of this verb may differ by rank.
+    /// Whether counts of this verb may differ between ranks.
     bool has_counts() const noexcept;
 
     /// For example "all_reduce float32 x 1024 sum".

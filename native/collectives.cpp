@@ -1,7 +1,7 @@
-// native/collectives.cpp: the verbs. Above each: the idea, its barriers, its bytes.
+// native/collectives.cpp: the collectives. Above each: the idea, its barriers, its bytes.
 //
-// P ranks, S bytes: the larger buffer that one rank holds. "Staged" means written into the own
-// slot, from which peers read. Long messages go in chunks, one step of the group for each.
+// P ranks, S bytes: the larger buffer of one rank. "Staged" means written into the own slot, from
+// which peers read. Long buffers are sent in chunks, one step of the group for each.
 #include "collectives.hpp"
 
 #include <algorithm>
@@ -14,36 +14,38 @@ namespace {
 constexpr std::size_t line = 64;
 constexpr std::size_t huge = std::size_t{8} << 20;  // larger than the caches that ranks share
 
-/// Everything that the verbs need to know about one call.
+/// Everything that a collective needs to know about its call.
 struct Context {
-    Context(Group& group, const Request& request)
-        : group(group), request(request), k(kernels()), me(group.rank()), n(group.size()) {}
+    Context(Group& group, const CallArguments& arguments)
+        : group(group), arguments(arguments), k(kernels()), me(group.rank()), n(group.size()) {}
 
     Group& group;
-    const Request& request;
+    const CallArguments& arguments;
     const Kernels& k;
     int me;
     int n;
 
-    /// Bytes of the call's own share.
-    std::size_t share() const { return request.count * request.item; }
-    std::size_t bytes(int from, int to) const { return group.sends(from, to) * request.item; }
-
-    /// Results that will not fit the cache anyway are stored past it, unless they replace the
-    /// source.
-    Store result(std::size_t total) const {
-        return total >= huge && request.source != request.target ? Store::streaming : Store::plain;
+    /// Bytes of this rank's own share.
+    std::size_t share() const { return arguments.count * arguments.item_bytes; }
+    std::size_t bytes(int from, int to) const {
+        return group.sends(from, to) * arguments.item_bytes;
     }
 
-    /// Bytes of a chunk for a message of `total` bytes: small enough for the cache, large enough
-    /// that barriers do not count.
+    /// Results that are too large for the cache are stored past it, unless they replace the source.
+    Store result(std::size_t total) const {
+        return total >= huge && arguments.source != arguments.target ? Store::streaming
+                                                                     : Store::plain;
+    }
+
+    /// Bytes of a chunk for a buffer of `total` bytes: small enough for the cache, large enough
+    /// that the cost of barriers does not matter.
     std::size_t chunk(std::size_t total) const {
         const std::size_t wanted = total >= huge ? std::size_t{1} << 20 : std::size_t{256} << 10;
         return std::min(wanted, group.slot_bytes());
     }
 
-    /// Bytes of a chunk where counts may differ by rank. It is needed before the ranks have agreed,
-    /// so it depends on nothing that only some of them know.
+    /// Bytes of a chunk if counts may differ by rank. It is needed before the consistency check, so
+    /// it depends on nothing that only some ranks know.
     std::size_t plain_chunk() const { return std::min(std::size_t{256} << 10, group.slot_bytes()); }
 
     /// The same for each of n parts of a slot.
@@ -52,10 +54,10 @@ struct Context {
     }
 
     /// The first barrier of the call: the caller has filled its slot.
-    void enter() {
-        group.publish(request);
+    void first_barrier() {
+        group.publish(arguments);
         group.barrier();
-        group.agree(request);
+        group.check_consistency(arguments);
     }
 
     /// Sources for a reduction, in rank order: our own from private memory, the others' from slots.
@@ -69,7 +71,7 @@ struct Context {
     std::array<const void*, max_ranks> from;
 };
 
-/// Piece `index` of `total` bytes cut in pieces of `size`.
+/// Length of piece `index` of `total` bytes that are divided into pieces of `size`.
 std::size_t piece(std::size_t total, std::size_t index, std::size_t size) {
     const std::size_t begin = index * size;
     return begin >= total ? 0 : std::min(size, total - begin);
@@ -88,37 +90,37 @@ struct Slice {
 void reduce_into(Context& c, std::byte* to, Store store, std::byte* also, Store also_store,
                  const void* const* from, std::size_t bytes) {
     if (bytes == 0) return;
-    c.k.reduce(c.request.dtype, c.request.op, c.request.factor, to, store, also, also_store, from,
-               c.n, bytes / c.request.item);
+    c.k.reduce(c.arguments.dtype, c.arguments.op, c.arguments.factor, to, store, also, also_store,
+               from, c.n, bytes / c.arguments.item_bytes);
 }
 
 // ---- all_reduce --------------------------------------------------------------------------------
 
 /// One-shot: stage everything, then every rank reduces everything. Barriers: 1.
-/// Bytes staged: S; read from peers: (P-1)S. Best while latency counts.
+/// Bytes staged: S; read from peers: (P-1)S. Best for short buffers, where latency matters.
 void all_reduce_once(Context& c) {
     const std::size_t bytes = c.share();
     c.group.begin_step();
-    c.group.need_slot(bytes);
-    c.k.copy(c.group.slot(c.me), c.request.source, bytes, c.group.staging());
-    c.enter();
-    reduce_into(c, c.request.target, Store::plain, nullptr, Store::plain,
-                c.sources(c.request.source, 0), bytes);
+    c.group.commit_slot(bytes);
+    c.k.copy(c.group.slot(c.me), c.arguments.source, bytes, c.group.staging());
+    c.first_barrier();
+    reduce_into(c, c.arguments.target, Store::plain, nullptr, Store::plain,
+                c.sources(c.arguments.source, 0), bytes);
     c.group.probe(bytes);
 }
 
 /// Two-shot: rank r reduces slice r. Stage what others reduce; barrier; reduce the own slice into
-/// the result and the slot at once; barrier; copy the other slices out. Barriers: 2 a chunk. Bytes
-/// staged: S; read from peers: 2(P-1)/P S.
+/// the result and the slot in one pass; barrier; copy the other slices out. Barriers: 2 a chunk.
+/// Bytes staged: S; read from peers: 2(P-1)/P S.
 void all_reduce_sliced(Context& c) {
     const std::size_t total = c.share();
     const std::size_t chunk = c.chunk(total);
     const Store result = c.result(total);
-    c.group.need_slot(std::min(chunk, total));
+    c.group.commit_slot(std::min(chunk, total));
     for (std::size_t done = 0; done < total; done += chunk) {
         const std::size_t length = std::min(chunk, total - done);
-        const std::byte* source = c.request.source + done;
-        std::byte* target = c.request.target + done;
+        const std::byte* source = c.arguments.source + done;
+        std::byte* target = c.arguments.target + done;
         const Slice own(length, c.n, c.me);
         c.group.begin_step();
         std::byte* slot = c.group.slot(c.me);
@@ -126,7 +128,7 @@ void all_reduce_sliced(Context& c) {
         const std::size_t end = own.begin + own.length;
         c.k.copy(slot + end, source + end, length - end, c.group.staging());
         if (done == 0)
-            c.enter();
+            c.first_barrier();
         else
             c.group.barrier();
         reduce_into(c, target + own.begin, result, slot + own.begin, c.group.staging(),
@@ -152,10 +154,10 @@ void all_reduce(Context& c) {
 
 // ---- reduce ------------------------------------------------------------------------------------
 
-/// The root reduces straight out of the slots. Barriers: 1 a chunk. Bytes staged by each other
-/// rank: S; read by the root: (P-1)S. Best for short messages and for two ranks.
+/// The root reduces directly from the slots. Barriers: 1 a chunk. Bytes staged by each other
+/// rank: S; read by the root: (P-1)S. Best for short buffers and for two ranks.
 void reduce_at_root(Context& c) {
-    const bool root = c.me == c.request.root;
+    const bool root = c.me == c.arguments.root;
     const std::size_t total = c.share();
     const std::size_t chunk = c.chunk(total);
     std::size_t done = 0;
@@ -163,30 +165,30 @@ void reduce_at_root(Context& c) {
         const std::size_t length = std::min(chunk, total - done);
         c.group.begin_step();
         if (!root) {
-            c.group.need_slot(length);
-            c.k.copy(c.group.slot(c.me), c.request.source + done, length, c.group.staging());
+            c.group.commit_slot(length);
+            c.k.copy(c.group.slot(c.me), c.arguments.source + done, length, c.group.staging());
         }
         if (done == 0)
-            c.enter();
+            c.first_barrier();
         else
             c.group.barrier();
         if (root)
-            reduce_into(c, c.request.target + done, c.result(total), nullptr, Store::plain,
-                        c.sources(c.request.source + done, 0), length);
+            reduce_into(c, c.arguments.target + done, c.result(total), nullptr, Store::plain,
+                        c.sources(c.arguments.source + done, 0), length);
         done += chunk;
     } while (done < total);
     c.group.probe(total);
 }
 
-/// As the two-shot all_reduce, but only the root copies slices out. Barriers: 2 a chunk.
+/// Like the two-shot all_reduce, but only the root copies slices out. Barriers: 2 a chunk.
 void reduce_sliced(Context& c) {
-    const bool root = c.me == c.request.root;
+    const bool root = c.me == c.arguments.root;
     const std::size_t total = c.share();
     const std::size_t chunk = c.chunk(total);
-    c.group.need_slot(std::min(chunk, total));
+    c.group.commit_slot(std::min(chunk, total));
     for (std::size_t done = 0; done < total; done += chunk) {
         const std::size_t length = std::min(chunk, total - done);
-        const std::byte* source = c.request.source + done;
+        const std::byte* source = c.arguments.source + done;
         const Slice own(length, c.n, c.me);
         const std::size_t end = own.begin + own.length;
         c.group.begin_step();
@@ -194,10 +196,10 @@ void reduce_sliced(Context& c) {
         c.k.copy(slot, source, own.begin, c.group.staging());
         c.k.copy(slot + end, source + end, length - end, c.group.staging());
         if (done == 0)
-            c.enter();
+            c.first_barrier();
         else
             c.group.barrier();
-        std::byte* to = root ? c.request.target + done : slot;
+        std::byte* to = root ? c.arguments.target + done : slot;
         reduce_into(c, to + own.begin, root ? Store::plain : c.group.staging(), nullptr,
                     Store::plain, c.sources(source + own.begin, own.begin), own.length);
         c.group.barrier();
@@ -205,7 +207,7 @@ void reduce_sliced(Context& c) {
         for (int i = 1; i < c.n; ++i) {
             const int peer = (c.me + i) % c.n;
             const Slice theirs(length, c.n, peer);
-            c.k.copy(c.request.target + done + theirs.begin, c.group.slot(peer) + theirs.begin,
+            c.k.copy(c.arguments.target + done + theirs.begin, c.group.slot(peer) + theirs.begin,
                      theirs.length, c.result(total));
         }
     }
@@ -219,11 +221,11 @@ void reduce(Context& c) {
         reduce_sliced(c);
 }
 
-// ---- verbs that move parts: one loop over steps, known only after the ranks have agreed ---------
+// ---- collectives on parts: one loop over steps; their number is known after the first barrier --
 
 /// Runs `fill(step)` before and `drain(step)` after the barrier of each step; the number of steps
-/// follows from the largest share, which all ranks know once they have agreed. The first fill is
-/// done by what this rank knows itself.
+/// follows from the largest share, which all ranks know after the consistency check. The first fill
+/// uses only what this rank knows itself.
 template <class Fill, class Drain>
 void in_steps(Context& c, std::size_t unit, Fill fill, Drain drain) {
     std::size_t steps = 1;
@@ -231,8 +233,8 @@ void in_steps(Context& c, std::size_t unit, Fill fill, Drain drain) {
         c.group.begin_step();
         fill(step);
         if (step == 0) {
-            c.enter();
-            const std::size_t largest = c.group.largest_share() * c.request.item;
+            c.first_barrier();
+            const std::size_t largest = c.group.largest_share() * c.arguments.item_bytes;
             steps = std::max<std::size_t>(1, (largest + unit - 1) / unit);
         } else {
             c.group.barrier();
@@ -241,16 +243,17 @@ void in_steps(Context& c, std::size_t unit, Fill fill, Drain drain) {
     }
 }
 
-/// Offset in bytes of part `part` of a buffer cut by `counts`, or in equal shares.
+/// Offset in bytes of part `part` of a buffer that is divided by `counts`, or into equal shares.
 std::size_t part_offset(const Context& c, const std::vector<std::uint64_t>& counts, int part) {
     if (counts.empty()) return static_cast<std::size_t>(part) * c.share();
     std::size_t elements = 0;
     for (int i = 0; i < part; ++i) elements += counts[static_cast<std::size_t>(i)];
-    return elements * c.request.item;
+    return elements * c.arguments.item_bytes;
 }
 
 std::size_t part_bytes(const Context& c, const std::vector<std::uint64_t>& counts, int part) {
-    return counts.empty() ? c.share() : counts[static_cast<std::size_t>(part)] * c.request.item;
+    return counts.empty() ? c.share()
+                          : counts[static_cast<std::size_t>(part)] * c.arguments.item_bytes;
 }
 
 /// Bytes of the larger buffer, if shares are equal; good enough to choose how to store.
@@ -259,7 +262,7 @@ std::size_t even_total(const Context& c) { return c.share() * static_cast<std::s
 /// broadcast: the root stages, the others copy out; with two slots the root is a chunk ahead.
 /// Barriers: 1 a chunk. Bytes staged: S, by the root.
 void broadcast(Context& c) {
-    const bool root = c.me == c.request.root;
+    const bool root = c.me == c.arguments.root;
     const std::size_t total = c.share();
     const std::size_t chunk = c.chunk(total);
     const Store result = total >= huge ? Store::streaming : Store::plain;
@@ -268,13 +271,13 @@ void broadcast(Context& c) {
         [&](std::size_t step) {
             if (!root) return;
             const std::size_t length = piece(total, step, chunk);
-            c.group.need_slot(length);
-            c.k.copy_twice(c.group.slot(c.me), c.group.staging(), c.request.target + step * chunk,
-                           c.result(total), c.request.source + step * chunk, length);
+            c.group.commit_slot(length);
+            c.k.copy_twice(c.group.slot(c.me), c.group.staging(), c.arguments.target + step * chunk,
+                           c.result(total), c.arguments.source + step * chunk, length);
         },
         [&](std::size_t step) {
             if (!root)
-                c.k.copy(c.request.target + step * chunk, c.group.slot(c.request.root),
+                c.k.copy(c.arguments.target + step * chunk, c.group.slot(c.arguments.root),
                          piece(total, step, chunk), result);
         });
     c.group.probe(total);
@@ -283,24 +286,24 @@ void broadcast(Context& c) {
 /// all_gather and gather: read the own part once and store it twice, into the slot and the result;
 /// then copy the others' parts. Barriers: 1 a chunk. Bytes staged: S/P; read from peers: (P-1)/P S.
 void all_gather(Context& c) {
-    const bool collects = c.request.verb == Verb::all_gather || c.me == c.request.root;
+    const bool collects = c.arguments.verb == Verb::all_gather || c.me == c.arguments.root;
     const std::size_t chunk = c.plain_chunk();
     const std::size_t own = c.share();
     const Store result = even_total(c) >= huge ? Store::streaming : Store::plain;
-    std::byte* own_place =
-        collects ? c.request.target + part_offset(c, c.request.receives, c.me) : nullptr;
+    std::byte* own_part =
+        collects ? c.arguments.target + part_offset(c, c.arguments.receives, c.me) : nullptr;
     in_steps(
         c, chunk,
         [&](std::size_t step) {
             const std::size_t length = piece(own, step, chunk);
-            const std::byte* source = c.request.source + step * chunk;
-            if (c.me == c.request.root) {  // nobody reads the slot of a gather's root
-                c.k.copy(own_place + step * chunk, source, length, result);
+            const std::byte* source = c.arguments.source + step * chunk;
+            if (c.me == c.arguments.root) {  // nobody reads the slot of a gather's root
+                c.k.copy(own_part + step * chunk, source, length, result);
                 return;
             }
-            c.group.need_slot(length);
+            c.group.commit_slot(length);
             if (collects)
-                c.k.copy_twice(c.group.slot(c.me), c.group.staging(), own_place + step * chunk,
+                c.k.copy_twice(c.group.slot(c.me), c.group.staging(), own_part + step * chunk,
                                result, source, length);
             else
                 c.k.copy(c.group.slot(c.me), source, length, c.group.staging());
@@ -308,30 +311,31 @@ void all_gather(Context& c) {
         [&](std::size_t step) {
             for (int i = 1; collects && i < c.n; ++i) {
                 const int peer = (c.me + i) % c.n;
-                std::byte* place = c.request.target + part_offset(c, c.request.receives, peer);
-                c.k.copy(place + step * chunk, c.group.slot(peer),
+                std::byte* part = c.arguments.target + part_offset(c, c.arguments.receives, peer);
+                c.k.copy(part + step * chunk, c.group.slot(peer),
                          piece(c.bytes(peer, c.me), step, chunk), result);
             }
         });
-    c.group.probe(c.group.largest_share() * c.request.item);
+    c.group.probe(c.group.largest_share() * c.arguments.item_bytes);
 }
 
 /// scatter: the root stages one cell for each rank; each copies its own out. Barriers: 1 a chunk.
 /// Bytes staged: (P-1)/P S, by the root.
 void scatter(Context& c) {
-    const bool root = c.me == c.request.root;
+    const bool root = c.me == c.arguments.root;
     const std::size_t cell = c.cell();
     in_steps(
         c, cell,
         [&](std::size_t step) {
             if (!root) return;
-            c.group.need_slot(cell * static_cast<std::size_t>(c.n));
+            c.group.commit_slot(cell * static_cast<std::size_t>(c.n));
             for (int peer = 0; peer < c.n; ++peer) {
-                const std::size_t length = piece(part_bytes(c, c.request.sends, peer), step, cell);
+                const std::size_t length =
+                    piece(part_bytes(c, c.arguments.sends, peer), step, cell);
                 const std::byte* source =
-                    c.request.source + part_offset(c, c.request.sends, peer) + step * cell;
+                    c.arguments.source + part_offset(c, c.arguments.sends, peer) + step * cell;
                 if (peer == c.me)
-                    c.k.copy(c.request.target + step * cell, source, length, Store::plain);
+                    c.k.copy(c.arguments.target + step * cell, source, length, Store::plain);
                 else
                     c.k.copy(c.group.slot(c.me) + static_cast<std::size_t>(peer) * cell, source,
                              length, c.group.staging());
@@ -340,28 +344,28 @@ void scatter(Context& c) {
         [&](std::size_t step) {
             if (root) return;
             const std::byte* slot =
-                c.group.slot(c.request.root) + static_cast<std::size_t>(c.me) * cell;
-            c.k.copy(c.request.target + step * cell, slot, piece(c.share(), step, cell),
+                c.group.slot(c.arguments.root) + static_cast<std::size_t>(c.me) * cell;
+            c.k.copy(c.arguments.target + step * cell, slot, piece(c.share(), step, cell),
                      Store::plain);
         });
-    c.group.probe(c.group.largest_share() * c.request.item);
+    c.group.probe(c.group.largest_share() * c.arguments.item_bytes);
 }
 
 /// Stages one cell of our source for each peer.
 void stage_cells(Context& c, std::size_t step, std::size_t cell) {
-    c.group.need_slot(cell * static_cast<std::size_t>(c.n));
+    c.group.commit_slot(cell * static_cast<std::size_t>(c.n));
     for (int i = 1; i < c.n; ++i) {
         const int peer = (c.me + i) % c.n;
-        const std::size_t length = piece(part_bytes(c, c.request.sends, peer), step, cell);
+        const std::size_t length = piece(part_bytes(c, c.arguments.sends, peer), step, cell);
         c.k.copy(c.group.slot(c.me) + static_cast<std::size_t>(peer) * cell,
-                 c.request.source + part_offset(c, c.request.sends, peer) + step * cell, length,
+                 c.arguments.source + part_offset(c, c.arguments.sends, peer) + step * cell, length,
                  c.group.staging());
     }
 }
 
 /// all_to_all: the slot is divided by destination; each copies its cells out of all slots.
 /// Barriers: 1 a chunk. Bytes staged and read: (P-1)/P S. In place a step only overwrites what it
-/// has staged, because equal shares stand at equal places.
+/// has staged, because equal shares are at equal offsets.
 void all_to_all(Context& c) {
     const std::size_t cell = c.cell();
     const Store result = c.result(even_total(c));
@@ -369,67 +373,68 @@ void all_to_all(Context& c) {
         c, cell,
         [&](std::size_t step) {
             stage_cells(c, step, cell);
-            // The two differ if the caller is wrong, and that is known only after the barrier.
-            const std::size_t length = piece(std::min(part_bytes(c, c.request.sends, c.me),
-                                                      part_bytes(c, c.request.receives, c.me)),
+            // The two differ if the call is wrong, which is known only after the barrier.
+            const std::size_t length = piece(std::min(part_bytes(c, c.arguments.sends, c.me),
+                                                      part_bytes(c, c.arguments.receives, c.me)),
                                              step, cell);
-            c.k.copy(c.request.target + part_offset(c, c.request.receives, c.me) + step * cell,
-                     c.request.source + part_offset(c, c.request.sends, c.me) + step * cell, length,
-                     result);
+            c.k.copy(c.arguments.target + part_offset(c, c.arguments.receives, c.me) + step * cell,
+                     c.arguments.source + part_offset(c, c.arguments.sends, c.me) + step * cell,
+                     length, result);
         },
         [&](std::size_t step) {
             for (int i = 1; i < c.n; ++i) {
                 const int peer = (c.me + i) % c.n;
-                c.k.copy(c.request.target + part_offset(c, c.request.receives, peer) + step * cell,
-                         c.group.slot(peer) + static_cast<std::size_t>(c.me) * cell,
-                         piece(c.bytes(peer, c.me), step, cell), result);
+                c.k.copy(
+                    c.arguments.target + part_offset(c, c.arguments.receives, peer) + step * cell,
+                    c.group.slot(peer) + static_cast<std::size_t>(c.me) * cell,
+                    piece(c.bytes(peer, c.me), step, cell), result);
             }
         });
-    c.group.probe(c.group.largest_share() * c.request.item);
+    c.group.probe(c.group.largest_share() * c.arguments.item_bytes);
 }
 
-/// reduce_scatter: as all_to_all, but what arrives is reduced in rank order. Barriers: 1 a chunk.
+/// reduce_scatter: like all_to_all, but what arrives is reduced in rank order. Barriers: 1 a chunk.
 void reduce_scatter(Context& c) {
     const std::size_t cell = c.cell();
-    const std::size_t own = part_bytes(c, c.request.sends, c.me);
-    const std::byte* own_part = c.request.source + part_offset(c, c.request.sends, c.me);
+    const std::size_t own = part_bytes(c, c.arguments.sends, c.me);
+    const std::byte* own_part = c.arguments.source + part_offset(c, c.arguments.sends, c.me);
     in_steps(
         c, cell, [&](std::size_t step) { stage_cells(c, step, cell); },
         [&](std::size_t step) {
             const std::size_t length = piece(own, step, cell);
-            reduce_into(c, c.request.target + step * cell, Store::plain, nullptr, Store::plain,
+            reduce_into(c, c.arguments.target + step * cell, Store::plain, nullptr, Store::plain,
                         c.sources(own_part + step * cell, static_cast<std::size_t>(c.me) * cell),
                         length);
         });
-    c.group.probe(c.group.largest_share() * c.request.item);
+    c.group.probe(c.group.largest_share() * c.arguments.item_bytes);
 }
 
 void barrier(Context& c) {
     c.group.begin_step();
-    c.enter();
+    c.first_barrier();
 }
 
-/// A group of one: the result is the source, reduced with itself alone.
-void alone(Context& c) {
-    const std::size_t bytes = part_bytes(c, c.request.sends, 0);
-    if (const std::size_t room = part_bytes(c, c.request.receives, 0); room != bytes)
+/// A group of one rank: the result is the source, reduced alone.
+void run_alone(Context& c) {
+    const std::size_t bytes = part_bytes(c, c.arguments.sends, 0);
+    if (const std::size_t room = part_bytes(c, c.arguments.receives, 0); room != bytes)
         throw Failure(Fault::mismatch,
                       format("rank 0 sends %zu bytes to itself, but receives %zu", bytes, room),
                       {0});
-    if (c.request.op != ReduceOp::none) {
-        const void* from = c.request.source;
-        reduce_into(c, c.request.target, Store::plain, nullptr, Store::plain, &from, bytes);
-    } else if (c.request.verb != Verb::barrier) {
-        c.k.copy(c.request.target, c.request.source, bytes, Store::plain);
+    if (c.arguments.op != ReduceOp::none) {
+        const void* from = c.arguments.source;
+        reduce_into(c, c.arguments.target, Store::plain, nullptr, Store::plain, &from, bytes);
+    } else if (c.arguments.verb != Verb::barrier) {
+        c.k.copy(c.arguments.target, c.arguments.source, bytes, Store::plain);
     }
 }
 
 }  // namespace
 
-void run_collective(Group& group, const Request& request) {
-    Context c(group, request);
-    if (group.size() == 1) return alone(c);
-    switch (request.verb) {
+void run_collective(Group& group, const CallArguments& arguments) {
+    Context c(group, arguments);
+    if (group.size() == 1) return run_alone(c);
+    switch (arguments.verb) {
         case Verb::broadcast:
             return broadcast(c);
         case Verb::reduce:

@@ -5,10 +5,10 @@
 
 namespace unisono {
 
-/// Runs one collective: `request.source` is read, `request.target` is written (either may be null
-/// where this rank has none). They are the same memory, disjoint, or, for gathers and scatters, the
-/// smaller one is this rank's own part of the larger. Called by all ranks of the group in one
-/// order.
-void run_collective(Group& group, const Request& request);
+/// Runs one collective: `arguments.source` is read, `arguments.target` is written (either may be
+/// null where this rank has none). They are the same memory, disjoint, or, for gathers and
+/// scatters, the smaller one is this rank's own part of the larger. All ranks of the
+/// group make these calls in the same order.
+void run_collective(Group& group, const CallArguments& arguments);
 
 }  // namespace unisono

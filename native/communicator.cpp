@@ -1,4 +1,4 @@
-// native/communicator.cpp: forks, splits, and the way to the worker and the mailbox.
+// native/communicator.cpp: forks, splits, shrinks; everything else goes to worker and mailbox.
 #include "communicator.hpp"
 
 #include <fcntl.h>
@@ -12,48 +12,52 @@
 #include <numeric>
 #include <optional>
 
+#include "kernels.hpp"
+
 namespace unisono {
 
 namespace {
 
-/// How often this process was forked off. Relaxed: the fork itself orders it, and a child begins
-/// with one thread.
+/// How many forks lie between this process and the one that loaded us. Relaxed: the fork itself
+/// orders it, and a child starts with one thread.
 std::atomic<std::uint32_t> forks{0};
 
-/// The context of messages that make groups; no group has this number.
-constexpr std::uint32_t splitting = ~std::uint32_t{0};
+/// The context of our own messages in split(); no group has this number.
+constexpr std::uint32_t split_context = ~std::uint32_t{0};
 
-/// What the first rank of a new group tells the others: where it is, or why there is none.
-struct Notice {
+/// What the first rank of a new group sends to the others: the offset, or why there is none.
+struct NewGroupNotice {
     std::uint64_t offset = 0;
     char reason[504] = {};
 };
 
 }  // namespace
 
-Birth::Birth() noexcept : generation_(forks.load(std::memory_order_relaxed)) {
+ForkGuard::ForkGuard() noexcept : generation_(forks.load(std::memory_order_relaxed)) {
     static const int registered =
         pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
     static_cast<void>(registered);
 }
 
-bool Birth::foreign() const noexcept {
+bool ForkGuard::in_forked_child() const noexcept {
     return generation_ != forks.load(std::memory_order_relaxed);
 }
 
-void Birth::check() const {
-    if (foreign())
+void ForkGuard::check() const {
+    if (in_forked_child())
         throw Failure(Fault::closed,
-                      "this process was forked after init and has no place in the world; start "
+                      "this process was forked after init and is not a rank of the job; start "
                       "ranks with `unisono run` or unisono.spawn instead");
 }
 
-int Job::create(int size) {
+int SharedJob::create(int size) {
+    kernels();  // throws for a wrong UNISONO_ISA, before anything is made
     const int fd = Arena::create(size);
     try {
         const int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
         if (copy < 0)
-            throw Failure(Fault::system, format("no second descriptor: %s", std::strerror(errno)));
+            throw Failure(Fault::system, format("the file descriptor could not be duplicated: %s",
+                                                std::strerror(errno)));
         Arena arena(copy);
         std::vector<int> ranks(static_cast<std::size_t>(size));
         std::iota(ranks.begin(), ranks.end(), 0);
@@ -65,88 +69,89 @@ int Job::create(int size) {
     return fd;
 }
 
-Job::Job(int fd, int rank) : rank_(rank), arena_(std::make_shared<Arena>(fd)) {
-    arena_->enter(rank);
+SharedJob::SharedJob(int fd, int rank) : rank_(rank), arena_(std::make_shared<Arena>(fd)) {
+    kernels();  // throws for a wrong UNISONO_ISA, before the others see us
+    arena_->register_rank(rank);
 }
 
-Job::~Job() {
-    if (birth_.foreign()) static_cast<void>(mailbox_.release());
+SharedJob::~SharedJob() {
+    if (fork_guard_.in_forked_child()) static_cast<void>(mailbox_.release());
 }
 
-void Job::meet() {
-    arena_->meet(rank_);
+void SharedJob::connect_peers() {
+    arena_->connect_peers(rank_);
     mailbox_ = std::make_unique<Mailbox>(arena_, rank_);
 }
 
-std::unique_ptr<Viewer> Job::viewer() const {
+std::unique_ptr<JobInspector> SharedJob::inspector() const {
     for (int rank = 0; rank < arena_->size(); ++rank)
-        if (!arena_->alive(rank)) arena_->fate(rank);
-    return std::make_unique<Viewer>(arena_->fd());
+        if (!arena_->alive(rank)) arena_->exit_reason(rank);
+    return std::make_unique<JobInspector>(arena_->fd());
 }
 
-void Job::exit() noexcept {
-    if (!birth_.foreign()) arena_->exit(rank_);
+void SharedJob::announce_exit() noexcept {
+    if (!fork_guard_.in_forked_child()) arena_->announce_exit(rank_);
 }
 
-void Job::close(double drain_seconds) noexcept {
-    if (mailbox_ != nullptr && !birth_.foreign()) mailbox_->close(drain_seconds);
+void SharedJob::close(double drain_seconds) noexcept {
+    if (mailbox_ != nullptr && !fork_guard_.in_forked_child()) mailbox_->close(drain_seconds);
 }
 
-Communicator::Communicator(std::shared_ptr<Job> job, std::size_t offset, int rank, int size)
+Communicator::Communicator(std::shared_ptr<SharedJob> job, std::size_t offset, int rank, int size)
     : job_(std::move(job)),
       worker_(
           std::make_unique<Worker>(std::make_unique<Group>(job_->arena(), offset, rank, size))) {}
 
 Communicator::~Communicator() {
-    if (birth_.foreign()) static_cast<void>(worker_.release());
+    if (fork_guard_.in_forked_child()) static_cast<void>(worker_.release());
 }
 
-void Communicator::run(const Request& request, const Limits& limits) {
-    birth_.check();
-    worker_->run(request, limits);
+void Communicator::run(const CallArguments& arguments, const Limits& limits) {
+    fork_guard_.check();
+    worker_->run(arguments, limits);
 }
 
-std::shared_ptr<Completion> Communicator::start(Request request, double seconds) {
-    birth_.check();
-    return worker_->start(std::move(request), seconds);
+std::shared_ptr<Completion> Communicator::start(CallArguments arguments, double seconds) {
+    fork_guard_.check();
+    return worker_->start(std::move(arguments), seconds);
 }
 
-std::shared_ptr<Letter> Communicator::letter(bool sending, int peer, std::int64_t tag) const {
-    auto made = std::make_shared<Letter>();
+std::shared_ptr<Transfer> Communicator::transfer(bool sending, int peer, std::int64_t tag) const {
+    auto made = std::make_shared<Transfer>();
     made->sending = sending;
     made->peer = peer;
-    made->directory = worker_->group().directory();
+    made->group_members = worker_->group().group_members();
     made->context = worker_->group().number();
     made->tag = tag;
     made->page = worker_->group().page_number();
     return made;
 }
 
-void Communicator::run(const std::shared_ptr<Letter>& letter, const Limits& limits) {
-    birth_.check();
-    job_->mailbox().post(letter, limits.seconds);
-    job_->mailbox().wait(letter, limits);
+void Communicator::run(const std::shared_ptr<Transfer>& transfer, const Limits& limits) {
+    fork_guard_.check();
+    job_->mailbox().post(transfer, limits.seconds);
+    job_->mailbox().wait(transfer, limits);
 }
 
-void Communicator::start(const std::shared_ptr<Letter>& letter, double seconds) {
-    birth_.check();
-    job_->mailbox().post(letter, seconds);
-    if (!letter->completion.done()) job_->mailbox().serve_in_background();
+void Communicator::start(const std::shared_ptr<Transfer>& transfer, double seconds) {
+    fork_guard_.check();
+    job_->mailbox().post(transfer, seconds);
+    if (!transfer->completion.done()) job_->mailbox().serve_in_background();
 }
 
 std::unique_ptr<Communicator> Communicator::split(const std::vector<int>& ranks, std::int64_t key,
                                                   const Limits& limits) {
-    Notice notice;
-    const auto pass_on = [&](bool sending, int peer) {
-        const auto made = letter(sending, peer, key);
-        made->context = splitting;
+    NewGroupNotice notice;
+    const auto exchange = [&](bool sending, int peer) {
+        const auto made = transfer(sending, peer, key);
+        made->context = split_context;
         made->data = reinterpret_cast<std::byte*>(&notice);
         made->bytes = sizeof notice;
         run(made, limits);
     };
     const auto own = std::find(ranks.begin(), ranks.end(), worker_->group().rank());
-    const int place = static_cast<int>(own - ranks.begin());
-    if (place == 0) {
+    const int new_rank = static_cast<int>(own - ranks.begin());
+    if (new_rank == 0) {
         std::vector<int> world_ranks;
         for (const int rank : ranks) world_ranks.push_back(worker_->group().world_rank(rank));
         std::optional<Failure> failure;
@@ -156,10 +161,10 @@ std::unique_ptr<Communicator> Communicator::split(const std::vector<int>& ranks,
             failure = caught;
             caught.text.copy(notice.reason, sizeof notice.reason - 1);
         }
-        for (std::size_t i = 1; i < ranks.size(); ++i) pass_on(true, ranks[i]);
+        for (std::size_t i = 1; i < ranks.size(); ++i) exchange(true, ranks[i]);
         if (failure) throw Failure(*failure);
     } else {
-        pass_on(false, ranks.front());
+        exchange(false, ranks.front());
         notice.reason[sizeof notice.reason - 1] = 0;
         if (notice.offset == 0)
             throw Failure(Fault::memory,
@@ -167,15 +172,15 @@ std::unique_ptr<Communicator> Communicator::split(const std::vector<int>& ranks,
                                  notice.reason),
                           {ranks.front()});
     }
-    return std::make_unique<Communicator>(job_, notice.offset, place,
+    return std::make_unique<Communicator>(job_, notice.offset, new_rank,
                                           static_cast<int>(ranks.size()));
 }
 
 std::unique_ptr<Communicator> Communicator::shrink(const std::vector<int>& exclude,
                                                    const Limits& limits) {
-    birth_.check();
+    fork_guard_.check();
     Group& group = worker_->group();
-    worker_->retire();
+    worker_->abort_calls();
     job_->mailbox().end_group(group.number());
     const std::size_t offset = group.shrink(exclude, limits);
     const std::vector<int> ranks = Group::members_at(*job_->arena(), offset);
@@ -188,12 +193,12 @@ std::unique_ptr<Communicator> Communicator::shrink(const std::vector<int>& exclu
         if (!job_->arena()->alive(rank)) job_->mailbox().forget(rank);
     worker_->close(0);
     if (made == nullptr)
-        throw Failure(Fault::closed, "the others have shrunk the group without this rank");
+        throw Failure(Fault::closed, "the other ranks have shrunk the group without this rank");
     return made;
 }
 
 void Communicator::close(double drain_seconds) noexcept {
-    if (!birth_.foreign()) worker_->close(drain_seconds);
+    if (!fork_guard_.in_forked_child()) worker_->close(drain_seconds);
 }
 
 }  // namespace unisono

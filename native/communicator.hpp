@@ -1,20 +1,20 @@
-// native/communicator.hpp: what a program holds: its place in a job, and its place in a group.
+// native/communicator.hpp: what a program uses: its job in shared memory, and its groups.
 #pragma once
 
 #include <memory>
 #include <vector>
 
+#include "inspector.hpp"
 #include "mailbox.hpp"
-#include "viewer.hpp"
 
 namespace unisono {
 
-/// When something was made, counted in forks. A forked child has a copy of everything but belongs
-/// to no job: it must neither speak for its parent nor wait for threads that only the parent has.
-class Birth {
+/// Remembers in which process an object was made. A forked child has a copy of everything, but is
+/// no rank: it must neither write as its parent nor wait for threads that only the parent has.
+class ForkGuard {
 public:
-    Birth() noexcept;
-    bool foreign() const noexcept;
+    ForkGuard() noexcept;
+    bool in_forked_child() const noexcept;
 
     /// Throws Failure(closed) in a forked child.
     void check() const;
@@ -23,83 +23,84 @@ private:
     std::uint32_t generation_;
 };
 
-/// One rank's place in a job: its memory and its messages.
-class Job {
+/// A job in shared memory as one rank sees it: the memory, and the point-to-point messages.
+class SharedJob {
 public:
-    /// Makes the memory of a job of `size` ranks, its world group included; returns the descriptor.
+    /// Creates the memory of a job of `size` ranks, with the world group; returns the file
+    /// descriptor.
     static int create(int size);
 
-    /// Takes over the descriptor and a place.
-    Job(int fd, int rank);
-    ~Job();
-    Job(const Job&) = delete;
-    Job& operator=(const Job&) = delete;
+    /// Takes ownership of the file descriptor, and registers as rank `rank`.
+    SharedJob(int fd, int rank);
+    ~SharedJob();
+    SharedJob(const SharedJob&) = delete;
+    SharedJob& operator=(const SharedJob&) = delete;
 
-    /// Gets to know the others, who have all taken their places.
-    void meet();
+    /// Opens handles on the other ranks, which have all registered.
+    void connect_peers();
 
-    /// Says that this process is about to end.
-    void exit() noexcept;
+    /// Publishes that this process is about to exit.
+    void announce_exit() noexcept;
 
-    /// Lets messages end for up to `drain_seconds`, then leaves for good.
+    /// Waits up to `drain_seconds` for messages to complete, then leaves the job for good.
     void close(double drain_seconds) noexcept;
 
-    /// Looks at all ranks, after having found out how those ended that have.
-    std::unique_ptr<Viewer> viewer() const;
+    /// An inspector of this job; publishes the exit status of ranks that have ended first.
+    std::unique_ptr<JobInspector> inspector() const;
 
     const std::shared_ptr<Arena>& arena() const noexcept { return arena_; }
     Mailbox& mailbox() const noexcept { return *mailbox_; }
 
 private:
-    Birth birth_;
+    ForkGuard fork_guard_;
     int rank_;
     std::shared_ptr<Arena> arena_;
     std::unique_ptr<Mailbox> mailbox_;
 };
 
-/// One rank's place in a group: collectives, messages, subgroups. Thread-safe.
+/// A group as one rank sees it: collectives, messages, subgroups. Thread-safe.
 class Communicator {
 public:
-    Communicator(std::shared_ptr<Job> job, std::size_t offset, int rank, int size);
+    Communicator(std::shared_ptr<SharedJob> job, std::size_t offset, int rank, int size);
     ~Communicator();
     Communicator(const Communicator&) = delete;
     Communicator& operator=(const Communicator&) = delete;
 
-    /// Runs a collective to its end.
-    void run(const Request& request, const Limits& limits);
+    /// Runs a collective to completion.
+    void run(const CallArguments& arguments, const Limits& limits);
 
     /// Starts a collective.
-    std::shared_ptr<Completion> start(Request request, double seconds);
+    std::shared_ptr<Completion> start(CallArguments arguments, double seconds);
 
-    /// A letter to or from rank `peer` of this group, to be filled in and posted.
-    std::shared_ptr<Letter> letter(bool sending, int peer, std::int64_t tag) const;
+    /// A send to or receive from rank `peer` of this group, for the caller to fill in and post.
+    std::shared_ptr<Transfer> transfer(bool sending, int peer, std::int64_t tag) const;
 
-    /// Posts a letter and waits for its end.
-    void run(const std::shared_ptr<Letter>& letter, const Limits& limits);
+    /// Posts a transfer and waits until it is complete.
+    void run(const std::shared_ptr<Transfer>& transfer, const Limits& limits);
 
-    /// Posts a letter.
-    void start(const std::shared_ptr<Letter>& letter, double seconds);
+    /// Posts a transfer.
+    void start(const std::shared_ptr<Transfer>& transfer, double seconds);
 
-    /// Makes the group of these ranks of ours; called by all of them with the same new `key`. The
-    /// first of them makes the memory and tells the others where it is.
+    /// Makes a new group of some ranks of this one; called by all of them with the same new `key`.
+    /// The first of them prepares the memory and sends the others its offset.
     std::unique_ptr<Communicator> split(const std::vector<int>& ranks, std::int64_t key,
                                         const Limits& limits);
 
-    /// Makes the group of all members that are alive, but for those of `exclude`; called by all of
+    /// Makes a new group of all members that are alive, except those in `exclude`; called by all of
     /// them. Calls of this group end, and it is closed.
     std::unique_ptr<Communicator> shrink(const std::vector<int>& exclude, const Limits& limits);
 
-    /// The ranks of the world that are in the group, in order.
+    /// The world ranks of the members, in order.
     const std::vector<int>& world_ranks() const noexcept {
-        return worker_->group().directory()->world_ranks;
+        return worker_->group().group_members()->world_ranks;
     }
 
-    /// Lets queued calls end for up to `drain_seconds`, then leaves the group.
+    /// Waits up to `drain_seconds` for queued calls to complete, then leaves the group.
     void close(double drain_seconds) noexcept;
 
 private:
-    Birth birth_;
-    std::shared_ptr<Job> job_;
+    ForkGuard fork_guard_;
+    std::shared_ptr<SharedJob> job_;
     std::unique_ptr<Worker> worker_;
 };
 

@@ -1,4 +1,4 @@
-// native/group.cpp: turns, fingerprints and what becomes of a group when something goes wrong.
+// native/group.cpp: barriers, the consistency check, and how a group ends when a call fails.
 #include "group.hpp"
 
 #include <algorithm>
@@ -8,13 +8,13 @@
 
 namespace unisono {
 
-GroupPlan::GroupPlan(int size) {
+GroupLayout::GroupLayout(int size) {
     const auto n = static_cast<std::size_t>(size);
     world_ranks = sizeof(GroupHeader);
     members = round_up(world_ranks + n * sizeof(std::int32_t), 128);
     rows = members + n * sizeof(Member);
     slots = round_up(rows + 4 * n * n * sizeof(std::uint64_t), page);
-    // 1 MiB a slot up to 32 ranks, then smaller, so that a group stays at 64 MiB or less.
+    // 1 MiB per slot up to 32 ranks, then less, so that a group needs at most 64 MiB.
     slot = std::size_t{1} << 20;
     while (slot > (std::size_t{64} << 10) && 2 * n * slot > (std::size_t{64} << 20)) slot /= 2;
     bytes = slots + 2 * n * slot;
@@ -22,51 +22,54 @@ GroupPlan::GroupPlan(int size) {
 
 std::size_t Group::prepare(Arena& arena, const std::vector<int>& world_ranks, bool whole) {
     const int size = static_cast<int>(world_ranks.size());
-    const GroupPlan plan(size);
-    const std::size_t offset = arena.allocate(plan.bytes);
-    arena.commit(offset, whole ? plan.bytes : plan.slots);
-    const auto mapping = arena.map(offset, plan.bytes);
+    const GroupLayout layout(size);
+    const std::size_t offset = arena.allocate(layout.bytes);
+    arena.commit(offset, whole ? layout.bytes : layout.slots);
+    const auto mapping = arena.map(offset, layout.bytes);
     auto* header = new (mapping->data()) GroupHeader{};
     header->size = static_cast<std::uint32_t>(size);
     header->number = arena.header().next_group.fetch_add(1, std::memory_order_relaxed);
-    header->committed = whole ? plan.slot : 0;
-    auto* ranks = reinterpret_cast<std::int32_t*>(mapping->data() + plan.world_ranks);
+    header->committed = whole ? layout.slot : 0;
+    auto* ranks = reinterpret_cast<std::int32_t*>(mapping->data() + layout.world_ranks);
     std::copy(world_ranks.begin(), world_ranks.end(), ranks);
     for (int rank = 0; rank < size; ++rank)
-        new (mapping->data() + plan.members + static_cast<std::size_t>(rank) * sizeof(Member))
+        new (mapping->data() + layout.members + static_cast<std::size_t>(rank) * sizeof(Member))
             Member{};
     return offset;
 }
 
 Group::Group(std::shared_ptr<Arena> arena, std::size_t offset, int rank, int size)
     : arena_(std::move(arena)), offset_(offset), rank_(rank), size_(size) {
-    const GroupPlan plan(size);
-    bytes_ = plan.bytes;
-    slot_bytes_ = plan.slot;
-    slots_offset_ = offset + plan.slots;
-    mapping_ = arena_->map(offset, plan.bytes);
+    const GroupLayout layout(size);
+    bytes_ = layout.bytes;
+    slot_bytes_ = layout.slot;
+    slots_offset_ = offset + layout.slots;
+    mapping_ = arena_->map(offset, layout.bytes);
     header_ = reinterpret_cast<GroupHeader*>(mapping_->data());
-    members_ = reinterpret_cast<Member*>(mapping_->data() + plan.members);
-    rows_ = reinterpret_cast<std::uint64_t*>(mapping_->data() + plan.rows);
-    slots_ = mapping_->data() + plan.slots;
-    committed_ = header_->committed == plan.slot ? plan.slot : 0;
+    members_ = reinterpret_cast<Member*>(mapping_->data() + layout.members);
+    rows_ = reinterpret_cast<std::uint64_t*>(mapping_->data() + layout.rows);
+    slots_ = mapping_->data() + layout.slots;
+    committed_ = header_->committed == layout.slot ? layout.slot : 0;
     number_ = header_->number;
-    const auto* ranks = reinterpret_cast<const std::int32_t*>(mapping_->data() + plan.world_ranks);
-    // Our own copy: from now on they lead to residents, logs and rings.
+    const auto* ranks =
+        reinterpret_cast<const std::int32_t*>(mapping_->data() + layout.world_ranks);
+    // A copy, because these are indexes into rank infos, logs and rings: checked once, then used.
     std::vector<int> world_ranks(ranks, ranks + size);
     check_ranks(*arena_, world_ranks);
-    directory_ = std::make_shared<Directory>(Directory{std::move(world_ranks), mapping_, members_});
+    group_members_ =
+        std::make_shared<GroupMembers>(GroupMembers{std::move(world_ranks), mapping_, members_});
 }
 
 void Group::check_ranks(const Arena& arena, const std::vector<int>& world_ranks) {
     for (const int rank : world_ranks)
         if (rank < 0 || rank >= arena.size())
-            throw damaged(format("a group is said to hold rank %d of %d", rank, arena.size()));
+            throw damaged(
+                format("the header of a group names rank %d in a job of %d", rank, arena.size()));
 }
 
 Group::~Group() {
     close();
-    directory_.reset();
+    group_members_.reset();
     mapping_.reset();
     arena_->forget(offset_);
 }
@@ -75,35 +78,36 @@ void Group::close() noexcept {
     if (closed_) return;
     closed_ = true;
     usable_.store(false, std::memory_order_relaxed);  // a hint for usable(), which orders nothing
-    if (broken_ == nullptr) give_up(Leave::closed, rank_);
+    if (broken_ == nullptr) give_up(LeaveReason::closed, rank_);
     for (int peer = 0; peer < size_; ++peer)
-        if (peer != rank_ && !arena_->alive(world_rank(peer))) settle(peer);
-    settle(rank_);
+        if (peer != rank_ && !arena_->alive(world_rank(peer))) mark_departed(peer);
+    mark_departed(rank_);
 }
 
-/// Counts a member out, once. The last one gives the pages back; the offset is not used again.
-void Group::settle(int rank) noexcept {
-    // acquire, release: pairs with gone() on members that wait for the smaller group, and a rank
-    // that has ended may be counted out by several of us.
-    if (members_[rank].settled.exchange(1, std::memory_order_acq_rel) != 0) return;
+/// Counts a member as departed, once. The last one releases the pages; the offset is not reused.
+void Group::mark_departed(int rank) noexcept {
+    // acquire, release: pairs with gone() on members in shrink(), and several members may do this
+    // for a rank that has ended.
+    if (members_[rank].departed.exchange(1, std::memory_order_acq_rel) != 0) return;
     wake_all(members_[rank].turn);
-    // acq_rel: pairs with the other members' increments, so that their last writes come before the
-    // pages go.
+    // acq_rel: pairs with the other members' increments, so that their last writes come before
+    // the release of the pages.
     if (header_->closed.fetch_add(1, std::memory_order_acq_rel) + 1 ==
         static_cast<std::uint32_t>(size_))
         arena_->release(offset_, bytes_);
 }
 
-void Group::run(const Request& request, const Limits& limits) {
+void Group::run(const CallArguments& arguments, const Limits& limits) {
     if (closed_) throw Failure(Fault::closed, "the group is closed; make a new one");
     if (broken_ != nullptr)
-        throw Failure(broken_->fault,
-                      format("the group is broken since call %u: %s", calls_, broken_->what()),
-                      broken_->ranks);
+        throw Failure(
+            broken_->fault,
+            format("the group has been broken since call %u: %s", calls_, broken_->what()),
+            broken_->ranks);
     limits_ = &limits;
     ++calls_;
     try {
-        run_collective(*this, request);
+        run_collective(*this, arguments);
     } catch (const Failure& failure) {
         if (failure.fault != Fault::mismatch) {  // after a mismatch all ranks are still in step
             broken_ = std::make_unique<Failure>(failure);
@@ -111,22 +115,22 @@ void Group::run(const Request& request, const Limits& limits) {
             const int blamed = failure.ranks.empty() ? rank_ : failure.ranks.front();
             switch (failure.fault) {
                 case Fault::timeout:
-                    give_up(Leave::timeout, blamed);
+                    give_up(LeaveReason::timeout, blamed);
                     break;
                 case Fault::lost:
-                    give_up(Leave::lost, blamed);
+                    give_up(LeaveReason::lost, blamed);
                     break;
                 case Fault::memory:
-                    give_up(Leave::memory, blamed);
+                    give_up(LeaveReason::memory, blamed);
                     break;
                 case Fault::interrupted:
                     broken_->fault = Fault::closed;
                     shut_out();
-                    give_up(Leave::interrupted, rank_);
+                    give_up(LeaveReason::interrupted, rank_);
                     break;
                 default:
                     shut_out();
-                    give_up(Leave::stopped, rank_);
+                    give_up(LeaveReason::stopped, rank_);
                     break;
             }
         }
@@ -134,16 +138,16 @@ void Group::run(const Request& request, const Limits& limits) {
     }
 }
 
-void Group::give_up(Leave why, int blamed) noexcept {
+void Group::give_up(LeaveReason why, int blamed) noexcept {
     Member& self = members_[rank_];
     const auto word = static_cast<std::uint32_t>(why) | static_cast<std::uint32_t>(blamed + 1) << 8;
     self.gave_up.store(word, std::memory_order_seq_cst);  // pairs with check_peers()
     wake_all(self.turn);
 }
 
-void Group::need_slot(std::size_t bytes) {
+void Group::commit_slot(std::size_t bytes) {
     if (bytes <= committed_) return;
-    // A group that only ever sums a few numbers should not cost megabytes: a page, 64 KiB, all.
+    // A group that only sums a few numbers should not need megabytes: a page, 64 KiB, then all.
     const std::size_t some = std::size_t{64} << 10;
     const std::size_t wanted = bytes <= page ? page : bytes <= some ? some : slot_bytes_;
     for (std::size_t parity = 0; parity < 2; ++parity)
@@ -151,23 +155,24 @@ void Group::need_slot(std::size_t bytes) {
     committed_ = wanted;
 }
 
-void Group::publish(const Request& request) {
+void Group::publish(const CallArguments& arguments) {
     Member& self = members_[rank_];
-    const std::uint64_t print = self.card[step_ & 1].write(request, calls_);
-    const bool uneven = !request.sends.empty();
+    const std::uint64_t print = self.call[step_ & 1].write(arguments, calls_);
+    const bool uneven = !arguments.sends.empty();
     if (uneven) {
         std::uint64_t* mine = rows(rank_);
-        std::copy(request.sends.begin(), request.sends.end(), mine);
-        std::copy(request.receives.begin(), request.receives.end(), mine + size_);
+        std::copy(arguments.sends.begin(), arguments.sends.end(), mine);
+        std::copy(arguments.receives.begin(), arguments.receives.end(), mine + size_);
     }
-    // Relaxed: the store of the turn in barrier() orders it. Where counts differ by rank the print
-    // is like no other, so that everybody compares in full.
+    // Relaxed: the store of the turn in barrier() orders it. If counts differ by rank, each rank
+    // has a different fingerprint, so that all compare in full.
     self.fingerprint[step_ & 1].store(
         uneven ? print + static_cast<std::uint64_t>(rank_) + 1 : print, std::memory_order_relaxed);
 }
 
 bool Group::reached(int peer) const noexcept {
-    // acquire: pairs with post() of the peer in barrier(): its slot and its card are readable now.
+    // acquire: pairs with post() of the peer in barrier(): its slot and its descriptor are readable
+    // now.
     const std::uint32_t turn = members_[peer].turn.value.load(std::memory_order_acquire);
     return static_cast<std::int32_t>(turn - turn_) >= 0;
 }
@@ -175,35 +180,35 @@ bool Group::reached(int peer) const noexcept {
 void Group::barrier() {
     turn_ += 2;
     fence();  // streaming stores are not ordered by the store of the turn
-    // Fails if a peer has given this barrier up, and has shut us out of it.
+    // Fails if a peer has given up this barrier and shut us out of it.
     if (!post_from(members_[rank_].turn, turn_ - 2, turn_)) raise_given_up();
     for (int i = 1; i < size_; ++i) wait_for((rank_ + i) % size_);
 }
 
 void Group::wait_for(int peer) {
     wait_until(
-        members_[peer].turn, arena_->patience(), *limits_, [&] { return reached(peer); },
+        members_[peer].turn, arena_->spin_policy(), *limits_, [&] { return reached(peer); },
         [&] { check_peers(); },
         [&] {
-            if (shut_out()) expire(at_deadline());
+            if (shut_out()) expire(timeout_text());
         });
 }
 
-/// Gives up the barrier in which we wait: makes the turn of one peer that has not come odd, so that
-/// it cannot come any more. From then on nobody passes: a call ends well on all ranks or on none.
-/// False if all have come in the meantime; then there is nothing to give up.
+/// Gives up the barrier in which we wait: makes the turn of one peer that has not arrived odd, so
+/// that it cannot arrive any more. From then on nobody passes: a call succeeds on all ranks or on
+/// none. False if all have arrived in the meantime; then there is nothing to give up.
 bool Group::shut_out() noexcept {
     for (int peer = 0; peer < size_; ++peer) {
         if (peer == rank_) continue;
         std::uint32_t seen = turn_ - 2;
-        // seq_cst: pairs with post_from() in barrier(): either the peer has come, or it finds that
-        // it has been shut out.
+        // seq_cst: pairs with post_from() in barrier(): either the peer has arrived, or it finds
+        // that it is shut out.
         if (members_[peer].turn.value.compare_exchange_strong(seen, turn_ - 1,
                                                               std::memory_order_seq_cst)) {
             wake_all(members_[peer].turn);
             return true;
         }
-        if (seen == turn_ - 1) return true;  // another one has done so
+        if (seen == turn_ - 1) return true;  // another rank has done so
     }
     return false;
 }
@@ -217,35 +222,37 @@ void Group::check_peers() {
         if (peer == rank_ || static_cast<std::int32_t>(turn - turn_) >= 0) continue;
         if (turn == turn_ - 1)
             check_given_up(true);
-        else if (turn != turn_ - 2)  // nobody can come from there, or be shut out
-            throw damaged(format("the turn of rank %d is %u and was %u", peer, turn, turn_ - 2));
+        else if (turn != turn_ - 2)  // no rank can have that turn now
+            throw damaged(
+                format("the turn of rank %d is %u; it must be %u", peer, turn, turn_ - 2));
         const std::uint32_t word =
             members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
         const bool dead = word == 0 && !arena_->alive(world_rank(peer));
-        if ((word == 0 && !dead) || reached(peer)) continue;  // it may have answered and then ended
-        if (static_cast<Leave>(word & 0xff) == Leave::closed &&
+        if ((word == 0 && !dead) || reached(peer)) continue;  // it may have arrived and then ended
+        if (static_cast<LeaveReason>(word & 0xff) == LeaveReason::closed &&
             arena_->about_to_end(world_rank(peer)))
-            continue;  // in a moment we can say how it ended
+            continue;  // its exit status is known in a moment
         raise_departed(peer, word);
     }
 }
 
-/// Somebody has given this barrier up: raises who it was, as soon as that is known. Ranks that
-/// `came` and waited like a peer whose deadline is over share its error.
-void Group::check_given_up(bool came) {
+/// A peer has given up this barrier: raises who and why, when that is known. Ranks that `arrived`
+/// and waited too get the same timeout error as the peer whose deadline passed.
+void Group::check_given_up(bool arrived) {
     for (int peer = 0; peer < size_; ++peer) {
         if (peer == rank_) continue;
         const std::uint32_t word =
             members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
-        switch (static_cast<Leave>(word & 0xff)) {
-            case Leave::timeout:
-                if (came) expire(format("ended at the deadline of %s,", who(peer).c_str()));
+        switch (static_cast<LeaveReason>(word & 0xff)) {
+            case LeaveReason::timeout:
+                if (arrived)
+                    expire(format("ended at the deadline of %s,", describe_rank(peer).c_str()));
                 raise_departed(peer, word);
-            case Leave::stopped:
-            case Leave::interrupted:
-            case Leave::lost:
+            case LeaveReason::stopped:
+            case LeaveReason::interrupted:
+            case LeaveReason::lost:
                 raise_departed(peer, word);
-            case Leave::no:  // it may have died just after it had shut somebody out
+            case LeaveReason::none:  // it may have died after it had shut out a peer
                 if (!arena_->alive(world_rank(peer))) raise_departed(peer, word);
                 break;
             default:
@@ -254,47 +261,48 @@ void Group::check_given_up(bool came) {
     }
 }
 
-/// We have been shut out of a barrier; whoever did it is about to say why.
+/// We are shut out of a barrier; the peer that did it is about to publish why.
 void Group::raise_given_up() {
     const std::uint32_t turn = members_[rank_].turn.value.load(std::memory_order_relaxed);
     if (turn != turn_ - 1)
-        throw damaged(format("the turn of this rank is %u and was %u", turn, turn_ - 2));
+        throw damaged(format("the turn of this rank is %u; it must be %u", turn, turn_ - 2));
     check_given_up(false);
     wait_until(
-        members_[rank_].turn, arena_->patience(), *limits_, [] { return false; },
-        [&] { check_given_up(false); }, [&] { expire(at_deadline()); });
+        members_[rank_].turn, arena_->spin_policy(), *limits_, [] { return false; },
+        [&] { check_given_up(false); }, [&] { expire(timeout_text()); });
     __builtin_unreachable();
 }
 
-void Group::agree(const Request& request) {
+void Group::check_consistency(const CallArguments& arguments) {
     const auto parity = step_ & 1;
     const std::uint64_t mine = members_[rank_].fingerprint[parity].load(std::memory_order_relaxed);
     uneven_ = false;
-    share_ = largest_ = request.count;
-    bool same = request.sends.empty();
+    share_ = largest_ = arguments.count;
+    bool same = arguments.sends.empty();
     for (int i = 1; i < size_; ++i) {
         const int peer = (rank_ + i) % size_;
-        // Relaxed: ordered by the acquire of the peer's turn, which stands in the same line.
+        // Relaxed: ordered by the acquire of the peer's turn, which is in the same cache line.
         same = same && members_[peer].fingerprint[parity].load(std::memory_order_relaxed) == mine;
     }
-    if (!same) compare_all(request);
+    if (!same) compare_all(arguments);
 }
 
-/// Some fingerprint differs: either ranks disagree, or their counts differ by rank and must fit.
-/// All ranks look at the same cards and rows, so all come to the same verdict. Each takes its own
-/// from its request: these are the lengths of its buffers, which only the caller may say.
-void Group::compare_all(const Request& request) {
+/// Some fingerprint differs: either ranks disagree, or their counts differ by rank and must match.
+/// All ranks compare the same descriptors and rows, so all come to the same result. Each takes its
+/// own from its arguments: they are the lengths of its buffers, and only its caller may set them.
+void Group::compare_all(const CallArguments& arguments) {
     const auto n = static_cast<std::size_t>(size_);
-    Card own;
-    own.write(request, calls_);
-    const Call mine(own);
+    PackedCall own;
+    own.write(arguments, calls_);
+    const CallDescriptor mine(own);
     std::vector<std::uint64_t> receives(n * n, 0);
     matrix_.assign(n * n, 0);
     for (int rank = 0; rank < size_; ++rank) {
-        const Call call = rank == rank_ ? mine : Call(members_[rank].card[step_ & 1]);
+        const CallDescriptor call =
+            rank == rank_ ? mine : CallDescriptor(members_[rank].call[step_ & 1]);
         if (!call.same_kind(mine) || !call.has_counts()) raise_mismatch();
-        const std::uint64_t* sent = rank == rank_ ? request.sends.data() : rows(rank);
-        const std::uint64_t* got = rank == rank_ ? request.receives.data() : rows(rank) + size_;
+        const std::uint64_t* sent = rank == rank_ ? arguments.sends.data() : rows(rank);
+        const std::uint64_t* got = rank == rank_ ? arguments.receives.data() : rows(rank) + size_;
         for (int peer = 0; peer < size_; ++peer) {
             std::uint64_t sends = call.count;
             std::uint64_t gets = call.count;
@@ -319,7 +327,7 @@ void Group::compare_all(const Request& request) {
 
 void Group::probe(std::size_t bytes) {
     constexpr auto near = std::chrono::nanoseconds(140);
-    if (size_ == 1 || bytes < 8192 || arena_->crowded() || (probes_++ & 31) != 0) return;
+    if (size_ == 1 || bytes < 8192 || arena_->oversubscribed() || (probes_++ & 31) != 0) return;
     auto best = Clock::duration::max();
     for (int i = 0; i < 6; ++i) {
         const auto began = Clock::now();

@@ -1,12 +1,13 @@
-// native/group.hpp: one group of ranks in the arena: its lines, its slots, and its steps.
+// native/group.hpp: one group of ranks in the arena: its members, its slots, and its steps.
 //
-// Every collective is a row of steps. In a step a rank writes into its own slot, passes a barrier
-// and then reads the slots of others. There are two slots for each rank, used in turn (`parity`),
-// so one barrier a step is enough: whoever writes a slot for step s + 2 has passed the barrier of
-// step s + 1, and its peers reached that one only after they had finished reading step s.
+// Every collective is a sequence of steps. In a step a rank writes into its own slot, passes a
+// barrier and then reads the slots of others. Each rank has two slots, used alternately (`parity`),
+// so one barrier per step is enough: a rank that writes a slot for step s + 2 has passed the
+// barrier of step s + 1, and its peers reached that one only after they had finished reading step
+// s.
 //
 // The first barrier of a call carries a fingerprint of the call. Every rank compares all of them
-// before it touches data, and since all see the same fingerprints, all come to the same verdict:
+// before it uses any data. All ranks see the same fingerprints, so all come to the same result:
 // the call fails everywhere or nowhere, and after a mismatch the group is still in step.
 #pragma once
 
@@ -23,26 +24,25 @@
 
 namespace unisono {
 
-/// One rank's lines in a group: 128 bytes, written by that rank alone, except for `turn.sleepers`
-/// and for what shut_out() does to `turn`.
+/// One rank's state in a group, in cache lines of its own. Only that rank writes it, except for
+/// `turn.sleepers`, `departed`, and what shut_out() does to `turn`.
 struct alignas(128) Member {
-    Signal turn;  ///< twice the barriers passed or reached; odd: shut out of the next one
-    std::atomic<std::uint32_t> gave_up{0};    ///< why this rank left the group for good; see Leave
-    std::atomic<std::uint32_t> shrinking{0};  ///< see Mark
-    std::atomic<std::uint64_t> fingerprint[2];  ///< by parity; in the same line as the turn
-    std::atomic<std::uint32_t> settled{
-        0};                    ///< 1 once it has left for good; others do it for the dead
-    alignas(64) Card card[2];  ///< by parity; read when fingerprints differ
+    WaitWord turn;  ///< twice the number of barriers reached; odd: shut out of the next one
+    std::atomic<std::uint32_t> gave_up{0};    ///< why this rank has left the group; see LeaveReason
+    std::atomic<std::uint32_t> shrinking{0};  ///< see ShrinkMark
+    std::atomic<std::uint64_t> fingerprint[2];  ///< by parity; in the same cache line as the turn
+    std::atomic<std::uint32_t> departed{
+        0};                          ///< 1 after it has left for good; others set it for dead ranks
+    alignas(64) PackedCall call[2];  ///< by parity; read if fingerprints differ
 };
 
-/// Whether a rank waits for the smaller group, or did so until its deadline or Ctrl-C.
-enum class Mark : std::uint32_t { no, waits, gave_up };
+/// Whether a rank waits in shrink(), or did so until its deadline or Ctrl-C.
+enum class ShrinkMark : std::uint32_t { none, waiting, gave_up };
 
-/// Why a rank left: the reason, and in the upper bits 1 + the rank it blames. All but `closed` and
-/// `shrinking` happen in the middle of a call, which then cannot end well for anybody who comes
-/// later.
-enum class Leave : std::uint32_t {
-    no,
+/// Why a rank has left; in shared memory with 1 + the rank that it blames in the upper bits. All
+/// reasons but `closed` and `shrinking` end a call, which then cannot succeed on any other rank.
+enum class LeaveReason : std::uint32_t {
+    none,
     closed,
     stopped,
     timeout,
@@ -52,13 +52,13 @@ enum class Leave : std::uint32_t {
     shrinking
 };
 
-/// Who the members of a group are; outlives the group in messages that are under way.
-struct Directory {
+/// The members of a group; messages in progress keep it alive after the group.
+struct GroupMembers {
     std::vector<int> world_ranks;
     std::shared_ptr<Mapping> mapping;
     const Member* members = nullptr;
 
-    /// Whether a member has left the group, for whatever reason.
+    /// Whether a member has left the group, for any reason.
     bool left(int rank) const noexcept {
         // acquire: pairs with give_up(): what the rank sent before is in the ring.
         return members != nullptr && members[rank].gave_up.load(std::memory_order_acquire) != 0;
@@ -68,27 +68,27 @@ struct Directory {
 struct alignas(128) GroupHeader {
     std::uint32_t size;
     std::uint32_t number;
-    std::uint64_t committed;            ///< bytes of every slot that had pages from the beginning
-    std::atomic<std::uint32_t> closed;  ///< members that have settled
-    std::atomic<std::uint64_t> shrunk;  ///< where the group of the survivors is; 0: nowhere yet
-    Signal published;                   ///< 1 once `shrunk` is set
+    std::uint64_t committed;            ///< bytes of every slot that had pages from the start
+    std::atomic<std::uint32_t> closed;  ///< how many members have departed
+    std::atomic<std::uint64_t>
+        shrunk;          ///< offset of the group of the survivors; 0: there is none yet
+    WaitWord published;  ///< 1 once `shrunk` is set
 };
 
-/// Where the parts of a group stand, from the number of its ranks alone.
-struct GroupPlan {
-    explicit GroupPlan(int size);
+/// The offsets of a group's parts; they depend only on its number of ranks.
+struct GroupLayout {
+    explicit GroupLayout(int size);
 
     std::size_t world_ranks, members, rows, slots, slot, bytes;
 };
 
-/// A group as one rank sees it. Not thread-safe: Worker brings its calls into one order.
+/// A group as one rank sees it. Not thread-safe: Worker makes its calls one after the other.
 class Group {
 public:
-    /// Prepares the memory of a new group and returns its offset. `whole`: commit all slots at
-    /// once.
+    /// Prepares the memory of a new group and returns its offset. `whole`: commit all slots now.
     static std::size_t prepare(Arena& arena, const std::vector<int>& world_ranks, bool whole);
 
-    /// The ranks of the world that are in the group at `offset`, all of which there are.
+    /// The world ranks of the group at `offset`; all of them are ranks of the job.
     static std::vector<int> members_at(const Arena& arena, std::size_t offset);
 
     /// Joins the group of `size` ranks at `offset` as member `rank`.
@@ -104,35 +104,37 @@ public:
         return static_cast<std::uint32_t>(offset_ / page);
     }
     int world_rank(int rank) const noexcept {
-        return directory_->world_ranks[static_cast<std::size_t>(rank)];
+        return group_members_->world_ranks[static_cast<std::size_t>(rank)];
     }
-    const std::shared_ptr<const Directory>& directory() const noexcept { return directory_; }
+    const std::shared_ptr<const GroupMembers>& group_members() const noexcept {
+        return group_members_;
+    }
     Arena& arena() const noexcept { return *arena_; }
 
-    /// Runs a collective to its end; throws Failure. Unless it was a mismatch, the group is then
-    /// broken, and says so to the others and to later calls.
-    void run(const Request& request, const Limits& limits);
+    /// Runs a collective to completion; throws Failure. After any failure but a mismatch the group
+    /// is broken: the other members and later calls learn that.
+    void run(const CallArguments& arguments, const Limits& limits);
 
-    /// Whether calls have a chance: the group is neither closed nor broken.
+    /// Whether calls can succeed: the group is neither closed nor broken.
     bool usable() const noexcept { return usable_.load(std::memory_order_relaxed); }
 
     /// Leaves the group; closing twice is allowed.
     void close() noexcept;
 
-    /// Agrees with all members that are alive, but for those of `exclude`, on a new group; returns
-    /// its offset. This group is then of no more use. May be called again after it has failed.
+    /// Agrees with all members that are alive, except those in `exclude`, on a new group; returns
+    /// its offset. This group cannot be used afterwards. May be called again after a failure.
     std::size_t shrink(const std::vector<int>& exclude, const Limits& limits);
 
-    /// Makes a wait of another thread in this group end soon.
+    /// Ends a wait of another thread in this group soon.
     void stop() noexcept { stopping_.store(true, std::memory_order_relaxed); }
 
     // ---- for the collectives ----
 
-    /// Begins a step: the other parity's slots are now ours to write.
+    /// Begins a step: switches to the slots of the other parity.
     void begin_step() noexcept { ++step_; }
 
-    /// Makes sure that our two slots have pages for `bytes`; at most `slot_bytes`.
-    void need_slot(std::size_t bytes);
+    /// Makes sure that our two slots have pages for `bytes`, which is at most `slot_bytes`.
+    void commit_slot(std::size_t bytes);
 
     std::byte* slot(int rank) const noexcept {
         return slots_ + (static_cast<std::size_t>(step_ & 1) * size_ + rank) * slot_bytes_;
@@ -140,32 +142,33 @@ public:
     std::size_t slot_bytes() const noexcept { return slot_bytes_; }
 
     /// Publishes the call; the next barrier carries it.
-    void publish(const Request& request);
+    void publish(const CallArguments& arguments);
 
-    /// Tells everyone that we are here and waits until everyone is.
+    /// Publishes that we have arrived, and waits until all members have.
     void barrier();
 
-    /// After the barrier that carried the call: throws Failure(mismatch) unless all ranks agree.
-    void agree(const Request& request);
+    /// The consistency check, after the barrier that carried the call: throws Failure(mismatch)
+    /// unless all ranks make the same call.
+    void check_consistency(const CallArguments& arguments);
 
-    /// Elements that rank `from` sends to rank `to` in the call that was agreed on.
+    /// Elements that rank `from` sends to rank `to` in the call that was checked.
     std::uint64_t sends(int from, int to) const noexcept {
         return uneven_ ? matrix_[static_cast<std::size_t>(from * size_ + to)] : share_;
     }
 
-    /// The most elements that any rank sends to any rank.
+    /// The largest number of elements that any rank sends to any rank.
     std::uint64_t largest_share() const noexcept { return largest_; }
 
-    /// How to store into our slot. Plain while the peers share a near cache, streaming while they
-    /// do not: plain stores would have to take each line back from the peer that has read it.
+    /// How to store into our slot: plain if the peers share a near cache, streaming if they do not,
+    /// because plain stores would have to fetch each line back from the peer that has read it.
     Store staging() const noexcept { return staging_; }
 
-    /// Finds out which of the two it is, by timing barriers in every 32nd call of some size. All
-    /// ranks call it at the same point of a call on which they have agreed.
+    /// Chooses between the two by timing barriers, in every 32nd call that is not small. All ranks
+    /// call it at the same point of a call that was checked.
     void probe(std::size_t bytes);
 
 private:
-    /// Throws Failure(system) unless all of them are ranks of the job.
+    /// Throws Failure(system) unless all of these are ranks of the job.
     static void check_ranks(const Arena& arena, const std::vector<int>& world_ranks);
 
     std::uint64_t* rows(int rank) const noexcept {
@@ -175,27 +178,27 @@ private:
     void wait_for(int peer);
     void check_peers();
     bool shut_out() noexcept;
-    void check_given_up(bool came);
+    void check_given_up(bool arrived);
     [[noreturn]] void raise_given_up();
     [[noreturn]] void raise_departed(int peer, std::uint32_t word);
-    std::string at_deadline() const;
+    std::string timeout_text() const;
     [[noreturn]] void expire(const std::string& how);
-    void compare_all(const Request& request);
+    void compare_all(const CallArguments& arguments);
     [[noreturn]] void raise_mismatch();
-    void give_up(Leave why, int blamed) noexcept;
-    void settle(int rank) noexcept;
+    void give_up(LeaveReason why, int blamed) noexcept;
+    void mark_departed(int rank) noexcept;
     bool gone(int rank) const noexcept;
-    Mark mark(int rank) const noexcept;
-    void set_mark(Mark mark) noexcept;
+    ShrinkMark mark(int rank) const noexcept;
+    void set_mark(ShrinkMark mark) noexcept;
     void await_mark(int peer, Clock::time_point deadline, const Limits& limits);
     std::vector<int> survivors(const std::vector<bool>& excluded) const;
-    std::size_t lead(const std::vector<int>& ranks);
+    std::size_t publish_new_group(const std::vector<int>& ranks);
     [[noreturn]] void expire_shrink(const std::vector<int>& missing, double seconds) const;
     std::string last_call(int rank) const;
-    std::string deed(int rank) const;
-    std::string place(int rank, bool waited) const;
-    std::string lost(int rank, const std::string& witness) const;
-    std::string who(int rank) const;
+    std::string last_call_clause(int rank) const;
+    std::string at_call_site(int rank, bool waited) const;
+    std::string describe_loss(int rank, const std::string& witness) const;
+    std::string describe_rank(int rank) const;
 
     std::shared_ptr<Arena> arena_;
     std::size_t offset_;
@@ -211,19 +214,20 @@ private:
     std::size_t committed_ = 0;
     int rank_;
     int size_;
-    std::shared_ptr<const Directory> directory_;
+    std::shared_ptr<const GroupMembers> group_members_;
     std::uint32_t turn_ = 0;
     std::uint32_t step_ = 0;
     std::uint32_t calls_ = 0;
     std::uint32_t probes_ = 0;
     Store staging_ = Store::plain;
-    bool uneven_ = false;  ///< the agreed call has counts that differ; see matrix_
+    bool uneven_ = false;  ///< counts of the checked call differ by rank; see matrix_
     std::uint64_t share_ = 0;
     std::uint64_t largest_ = 0;
-    std::vector<std::uint64_t> matrix_;  ///< our own copy: peers may already publish the next call
+    std::vector<std::uint64_t>
+        matrix_;  ///< a copy, because peers may already publish the next call
     const Limits* limits_ = nullptr;
     std::atomic<bool> stopping_{false};
-    std::atomic<bool> usable_{true};  ///< false for good once closed_ or broken_ is set
+    std::atomic<bool> usable_{true};  ///< false after closed_ or broken_ is set
     bool closed_ = false;
     std::unique_ptr<Failure> broken_;  ///< what ended this group
 };

@@ -1,4 +1,4 @@
-// native/group_faults.cpp: what a group says when something has gone wrong.
+// native/group_faults.cpp: the errors of a group.
 #include <algorithm>
 
 #include "group.hpp"
@@ -8,56 +8,57 @@ namespace unisono {
 
 void Group::raise_departed(int peer, std::uint32_t word) {
     const int blamed = static_cast<int>(word >> 8) - 1;
-    const std::string culprit = who(peer);
-    const auto why = static_cast<Leave>(word & 0xff);
-    if (why != Leave::no && (blamed < 0 || blamed >= size_))
-        throw damaged(format("%s is said to blame rank %d", culprit.c_str(), blamed));
+    const std::string culprit = describe_rank(peer);
+    const auto why = static_cast<LeaveReason>(word & 0xff);
+    if (why != LeaveReason::none && (blamed < 0 || blamed >= size_))
+        throw damaged(format("%s blames rank %d, which is not a member", culprit.c_str(), blamed));
     switch (why) {
-        case Leave::no:
-            throw Failure(Fault::lost, lost(peer, ""), {peer});
-        case Leave::closed:
-        case Leave::stopped:
-            // relaxed: pairs with Arena::exit(), which came before the closing that we have seen.
-            if (arena_->resident(world_rank(peer)).exiting.load(std::memory_order_relaxed) != 0)
-                throw Failure(Fault::lost, lost(peer, ""), {peer});
-            throw Failure(Fault::lost,
-                          format("%s closed the group; its last call was %s", culprit.c_str(),
-                                 deed(peer).c_str()),
-                          {peer});
-        case Leave::timeout:
+        case LeaveReason::none:
+            throw Failure(Fault::lost, describe_loss(peer, ""), {peer});
+        case LeaveReason::closed:
+        case LeaveReason::stopped:
+            // relaxed: pairs with Arena::announce_exit(), which came before the closing that
+            // we have seen.
+            if (arena_->rank_info(world_rank(peer)).exiting.load(std::memory_order_relaxed) != 0)
+                throw Failure(Fault::lost, describe_loss(peer, ""), {peer});
             throw Failure(
                 Fault::lost,
-                format("%s gave up at its deadline, waiting for %s; its last call was %s",
-                       culprit.c_str(), blamed == rank_ ? "this rank" : who(blamed).c_str(),
-                       deed(peer).c_str()),
+                format("%s closed the group; %s", culprit.c_str(), last_call_clause(peer).c_str()),
                 {peer});
-        case Leave::interrupted:
+        case LeaveReason::timeout:
             throw Failure(Fault::lost,
-                          format("%s was interrupted in its call; that was %s", culprit.c_str(),
-                                 deed(peer).c_str()),
+                          format("%s gave up at its deadline, waiting for %s; %s", culprit.c_str(),
+                                 blamed == rank_ ? "this rank" : describe_rank(blamed).c_str(),
+                                 last_call_clause(peer).c_str()),
                           {peer});
-        case Leave::lost:
-            throw Failure(Fault::lost, lost(blamed, culprit), {blamed});
-        case Leave::shrinking:
+        case LeaveReason::interrupted:
+            throw Failure(
+                Fault::lost,
+                format("%s was interrupted; %s", culprit.c_str(), last_call_clause(peer).c_str()),
+                {peer});
+        case LeaveReason::lost:
+            throw Failure(Fault::lost, describe_loss(blamed, culprit), {blamed});
+        case LeaveReason::shrinking:
             throw Failure(Fault::lost, format("%s left the group to shrink it", culprit.c_str()),
                           {peer});
-        case Leave::memory:
-            throw Failure(
-                Fault::memory,
-                format("%s found no shared memory for its call; the slots of a rank take "
-                       "up to %.1f MiB",
-                       who(blamed).c_str(), 2 * static_cast<double>(slot_bytes_) / (1 << 20)),
-                {blamed});
+        case LeaveReason::memory:
+            throw Failure(Fault::memory,
+                          format("%s found no shared memory for its call; the slots of a rank take "
+                                 "up to %.1f MiB",
+                                 describe_rank(blamed).c_str(),
+                                 2 * static_cast<double>(slot_bytes_) / (1 << 20)),
+                          {blamed});
     }
-    throw damaged(format("%s is said to have left for reason %u", culprit.c_str(), word & 0xff));
+    throw damaged(
+        format("%s has left for reason %u, which does not exist", culprit.c_str(), word & 0xff));
 }
 
-std::string Group::at_deadline() const {
+std::string Group::timeout_text() const {
     return format("reached its timeout of %g s", limits_->seconds);
 }
 
 void Group::expire(const std::string& how) {
-    constexpr std::size_t most = 8;  // whose story is told; the others are only named
+    constexpr std::size_t most = 8;  // ranks that are described; further ones are only counted
     std::vector<int> missing, present;
     std::string late, here;
     for (int peer = 0; peer < size_; ++peer) {
@@ -66,22 +67,23 @@ void Group::expire(const std::string& how) {
         list.push_back(peer);
         if (list.size() > most) continue;
         if (came) {
-            here += format("%s%s%s", here.empty() ? "" : ", ", who(peer).c_str(),
-                           place(peer, true).c_str());
+            here += format("%s%s%s", here.empty() ? "" : ", ", describe_rank(peer).c_str(),
+                           at_call_site(peer, true).c_str());
             continue;
         }
         const bool stopped =
-            look_at(arena_->resident(world_rank(peer)).pid.load(std::memory_order_relaxed))
+            read_process_state(
+                arena_->rank_info(world_rank(peer)).pid.load(std::memory_order_relaxed))
                 .stopped();
-        late += format("; %s is alive but %s, its last call was %s", who(peer).c_str(),
-                       stopped ? "stopped" : "has not come", deed(peer).c_str());
+        late += format("; %s is alive but %s; %s", describe_rank(peer).c_str(),
+                       stopped ? "stopped" : "has not come", last_call_clause(peer).c_str());
     }
     if (missing.size() > most) late += format("; and %zu more", missing.size() - most);
     if (present.size() > most) here += format(" and %zu more", present.size() - most);
     throw Failure(Fault::timeout,
                   format("%s%s %s waiting for %s%s; arrived: %s", last_call(rank_).c_str(),
-                         place(rank_, false).c_str(), how.c_str(), name_ranks(missing).c_str(),
-                         late.c_str(), here.c_str()),
+                         at_call_site(rank_, false).c_str(), how.c_str(),
+                         name_ranks(missing).c_str(), late.c_str(), here.c_str()),
                   missing);
 }
 
@@ -89,11 +91,11 @@ void Group::raise_mismatch() {
     struct Side {
         std::string call;
         std::vector<int> ranks;
-        std::vector<std::string> places;
+        std::vector<std::string> call_sites;
     };
     std::vector<Side> sides;
     for (int rank = 0; rank < size_; ++rank) {
-        const Call call(members_[rank].card[step_ & 1]);
+        const CallDescriptor call(members_[rank].call[step_ & 1]);
         std::string text = call.text();
         if (call.uneven) {
             const std::uint64_t* published = rows(rank);
@@ -110,56 +112,57 @@ void Group::raise_mismatch() {
                                  [&](const Side& other) { return other.call == text; });
         if (side == sides.end()) side = sides.insert(side, {text, {}, {}});
         side->ranks.push_back(rank);
-        const std::string at = place(rank, false);
-        if (!at.empty() &&
-            std::find(side->places.begin(), side->places.end(), at) == side->places.end())
-            side->places.push_back(at);
+        const std::string at = at_call_site(rank, false);
+        if (!at.empty() && std::find(side->call_sites.begin(), side->call_sites.end(), at) ==
+                               side->call_sites.end())
+            side->call_sites.push_back(at);
     }
     std::string text = format("ranks disagree in call %u of the group", calls_);
     for (const Side& side : sides) {
         text +=
             format("; %s: %s, call %u", name_ranks(side.ranks).c_str(), side.call.c_str(), calls_);
-        for (std::size_t i = 0; i < side.places.size(); ++i)
-            text += (i == 0 ? "" : " and") + side.places[i];
+        for (std::size_t i = 0; i < side.call_sites.size(); ++i)
+            text += (i == 0 ? "" : " and") + side.call_sites[i];
     }
     throw Failure(Fault::mismatch, text);
 }
 
 std::string Group::last_call(int rank) const {
-    const Call even(members_[rank].card[0]);
-    const Call odd(members_[rank].card[1]);
-    const Call& last = even.number > odd.number ? even : odd;
-    if (last.verb == Verb::nothing) return last.text();
+    const CallDescriptor even(members_[rank].call[0]);
+    const CallDescriptor odd(members_[rank].call[1]);
+    const CallDescriptor& last = even.number > odd.number ? even : odd;
+    if (last.verb == Verb::nothing) return {};
     return format("%s (call %u)", last.text().c_str(), last.number);
 }
 
-/// What a rank does now or did last, in words.
-std::string Group::deed(int rank) const {
-    const std::string text = arena_->deed(world_rank(rank), number_);
-    return text.empty() ? last_call(rank) : text;
+/// "its last call was barrier (call 2) at train.py:88, which ended 0.2 s ago".
+std::string Group::last_call_clause(int rank) const {
+    std::string text = arena_->last_call_text(world_rank(rank), number_);
+    if (text.empty()) text = last_call(rank);
+    return text.empty() ? "it has made no call yet" : "its last call was " + text;
 }
 
-/// Where a rank stands in the call that we are in: " at train.py:88"; with `waited`, since when.
-std::string Group::place(int rank, bool waited) const {
+/// Where a rank makes the call that we are in: " at train.py:88"; with `waited`, for how long.
+std::string Group::at_call_site(int rank, bool waited) const {
     const Log& log = arena_->log(world_rank(rank));
-    const auto entry = log.find(number_, calls_);
-    if (!entry) return {};
-    const std::string text = log.at(*entry);
+    const auto record = log.find(number_, calls_);
+    if (!record) return {};
+    const std::string text = log.at(*record);
     if (!waited) return text;
-    return format("%s for %.1f s", text.c_str(), static_cast<double>(now() - entry->began) * 1e-9);
+    return format("%s for %.1f s", text.c_str(), static_cast<double>(now() - record->began) * 1e-9);
 }
 
-/// How a rank was lost and what it did last; `witness` has told us, if it is not empty.
-std::string Group::lost(int rank, const std::string& witness) const {
-    const std::string how = arena_->fate(world_rank(rank));
-    return format("%s %s%s; its last call was %s", who(rank).c_str(), how.c_str(),
-                  witness.empty() ? "" : (", as " + witness + " has seen").c_str(),
-                  deed(rank).c_str());
+/// How a rank was lost and its last call; `reporter` is the rank that reported it, or empty.
+std::string Group::describe_loss(int rank, const std::string& reporter) const {
+    const std::string how = arena_->exit_reason(world_rank(rank));
+    return format("%s %s%s; %s", describe_rank(rank).c_str(), how.c_str(),
+                  reporter.empty() ? "" : (", as reported by " + reporter).c_str(),
+                  last_call_clause(rank).c_str());
 }
 
-std::string Group::who(int rank) const {
+std::string Group::describe_rank(int rank) const {
     const int world = world_rank(rank);
-    const int pid = arena_->resident(world).pid.load(std::memory_order_relaxed);
+    const int pid = arena_->rank_info(world).pid.load(std::memory_order_relaxed);
     if (size_ == arena_->size() && world == rank) return format("rank %d (pid %d)", rank, pid);
     return format("rank %d (world rank %d, pid %d)", rank, world, pid);
 }

@@ -89,7 +89,7 @@ inline BFloat convert_out<BFloat>(float value) noexcept {
     return narrow_bfloat(value);
 }
 
-/// Reads N elements into the type they are combined in.
+/// Reads N elements into the accumulator type.
 template <class T, class A, std::size_t N>
 inline void load(A* __restrict block, const T* from) noexcept {
     if constexpr (std::is_same_v<T, Half>) {
@@ -108,7 +108,7 @@ inline void load(A* __restrict block, const T* from) noexcept {
     }
 }
 
-/// Rounds N elements back.
+/// Rounds N elements to the element type.
 template <class T, class A, std::size_t N>
 inline void unload(T* __restrict out, const A* __restrict block) noexcept {
     if constexpr (std::is_same_v<T, Half>) {

@@ -1,4 +1,4 @@
-// native/isa_store.hpp: plain and streaming stores, and the copies made of them.
+// native/isa_store.hpp: plain and streaming stores, and copies with them.
 // Included by kernels_isa.cpp alone, which is compiled once for each instruction set.
 #pragma once
 
@@ -15,7 +15,7 @@ namespace unisono::UNISONO_ISA {
 namespace {
 
 constexpr std::size_t stream_alignment =
-    16;  // what malloc promises, so user memory can be streamed
+    16;  // what malloc guarantees, so stores to user memory can stream
 
 bool streamable(const void* to, Store store) noexcept {
 #if defined(__SSE2__)
@@ -27,7 +27,7 @@ bool streamable(const void* to, Store store) noexcept {
 #endif
 }
 
-/// Stores a block of N bytes, a multiple of 16; `stream` only where `streamable`.
+/// Stores a block of N bytes, a multiple of 16; `stream` only if `streamable`.
 template <std::size_t N>
 inline void put(void* to, const void* block, bool stream) noexcept {
 #if defined(__SSE2__)
@@ -47,7 +47,7 @@ inline void put(void* to, const void* block, bool stream) noexcept {
 constexpr std::size_t copy_block = 256;
 
 void copy(void* to, const void* from, std::size_t bytes, Store store) {
-    if (to == from || bytes == 0) return;  // what is empty may have no address
+    if (to == from || bytes == 0) return;  // an empty buffer may have no address
     auto* out = static_cast<char*>(to);
     const auto* in = static_cast<const char*>(from);
     const bool stream = streamable(to, store);

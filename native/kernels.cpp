@@ -1,4 +1,4 @@
-// native/kernels.cpp: picks the kernels for this processor once, when they are first asked for.
+// native/kernels.cpp: chooses the kernels for this processor, once.
 #include "kernels.hpp"
 
 #include <cstdlib>
@@ -41,13 +41,21 @@ const Kernels* const* all_kernels(int& count) {
 }
 
 const Kernels& kernels() {
+    // If this throws, the next call tries again.
     static const Kernels& chosen = []() -> const Kernels& {
         int count = 0;
         const Kernels* const* tables = all_kernels(count);
-        if (const char* wanted = std::getenv("UNISONO_ISA"))
-            for (int i = 0; i < count; ++i)
-                if (std::strcmp(tables[i]->isa, wanted) == 0) return *tables[i];
-        return *tables[count - 1];
+        const char* wanted = std::getenv("UNISONO_ISA");
+        if (wanted == nullptr || *wanted == 0) return *tables[count - 1];
+        std::string names;
+        for (int i = 0; i < count; ++i) {
+            if (std::strcmp(tables[i]->isa, wanted) == 0) return *tables[i];
+            names += (i == 0 ? "" : ", ") + std::string(tables[i]->isa);
+        }
+        throw Failure(Fault::system,
+                      format("UNISONO_ISA is '%s', which is not an instruction set that this "
+                             "processor can run; set it to one of: %s; or unset it",
+                             wanted, names.c_str()));
     }();
     return chosen;
 }

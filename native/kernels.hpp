@@ -7,8 +7,8 @@
 
 namespace unisono {
 
-/// How to store: into the cache as usual, or past it. Streaming stores do not have to take a line
-/// back from the peer that has just read it, nor read memory that is about to be overwritten.
+/// How to store: into the cache as usual, or past it. Streaming stores do not have to fetch a line
+/// back from the peer that has just read it, nor read memory that they are going to overwrite.
 /// They are not ordered by a release store: call `fence` before publishing them.
 enum class Store : unsigned char { plain, streaming };
 
@@ -18,21 +18,24 @@ struct Kernels {
     /// Copies `bytes`; the ranges are equal or disjoint.
     void (*copy)(void* to, const void* from, std::size_t bytes, Store store);
 
-    /// Copies `bytes` to two places with one read.
+    /// Copies `bytes` to two targets with one read.
     void (*copy_twice)(void* to, Store store, void* also, Store also_store, const void* from,
                        std::size_t bytes);
 
     /// to[i] = from[0][i] (op) from[1][i] (op) ... in this order, and the same into `also` unless
     /// it is null. 16-bit floats are combined in float32 and rounded once. `to` may be one of the
-    /// sources; other ranges are disjoint. `factor` is for premul_sum. False: no such reduction.
+    /// sources; other ranges are disjoint. `factor` is for premul_sum. False: there is no such
+    /// reduction.
     bool (*reduce)(DType dtype, ReduceOp op, double factor, void* to, Store store, void* also,
                    Store also_store, const void* const* from, int sources, std::size_t count);
 };
 
-/// The table for this processor. UNISONO_ISA (baseline, avx2, avx512) asks for a lesser one.
+/// The best table for this processor, or the one that UNISONO_ISA names (baseline, avx2, avx512).
+/// Throws Failure(system) if this processor cannot run that one. SharedJob calls this first, so
+/// that later calls cannot throw.
 const Kernels& kernels();
 
-/// Every table that this processor can run, the best one last: for tests.
+/// Every table that this processor can run, the best one last.
 const Kernels* const* all_kernels(int& count);
 
 /// Orders streaming stores before what follows.

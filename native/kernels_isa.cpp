@@ -21,8 +21,8 @@ struct Complex {
     R real, imaginary;
 };
 
-// Signed sums and products wrap, as NumPy's and torch's do: they are computed without a sign, small
-// ones in 32 bits so that they are not promoted to signed int.
+// Signed sums and products wrap, as those of NumPy and torch do: they are computed unsigned, small
+// types in 32 bits so that they are not promoted to signed int.
 template <class A>
 struct Unsigned {
     using type = std::make_unsigned_t<A>;
@@ -37,12 +37,12 @@ struct Unsigned<unsigned __int128> {
 };
 
 template <class A>
-inline constexpr bool whole =
+inline constexpr bool is_integer =
     std::is_integral_v<A> || std::is_same_v<A, __int128> || std::is_same_v<A, unsigned __int128>;
 
 template <class A>
 inline A add(A a, A b) noexcept {
-    if constexpr (whole<A>) {
+    if constexpr (is_integer<A>) {
         using U = typename Unsigned<A>::type;
         return static_cast<A>(static_cast<U>(static_cast<U>(a) + static_cast<U>(b)));
     } else {
@@ -94,8 +94,8 @@ struct Product {
         return multiply(a, b);
     }
 };
-// A NaN is handed on, the first one if there are several: b is taken if it is not on the far side
-// of a and a is a number.
+// The result is NaN if an operand is, and the first NaN if there are several: b replaces a if a is
+// a number and b is smaller (or larger), or a NaN.
 struct Min {
     template <class A>
     static A combine(A a, A b) noexcept {
@@ -150,7 +150,7 @@ struct Scale {
     template <class R>
     Complex<R> operator()(Complex<R> x) const noexcept {
         // The factor is the complex number (factor, 0); multiplied out, so that signed zeros and
-        // infinities come out as from any complex product.
+        // infinities are those of a complex product.
         return multiply(x, Complex<R>{static_cast<R>(factor), R{0}});
     }
 };
@@ -168,7 +168,7 @@ struct Divide {
 
 // ---- the loop ----------------------------------------------------------------------------------
 
-struct Job {
+struct Operands {
     void* to;
     Store store;
     void* also;
@@ -178,21 +178,21 @@ struct Job {
     std::size_t count;
 };
 
-/// T: element, A: what it is combined in. Reads each source once and stores each result once.
+/// T: element type, A: accumulator type. Reads each source once and stores each result once.
 template <class T, class A, class Op, class First, class Last>
-void loop(const Job& job, First first, Last last) noexcept {
+void loop(const Operands& operands, First first, Last last) noexcept {
     constexpr std::size_t block = sizeof(A) >= 16 ? 16 : 256 / sizeof(A);
-    auto* to = static_cast<T*>(job.to);
-    auto* also = static_cast<T*>(job.also);
-    const auto* const* from = reinterpret_cast<const T* const*>(job.from);
-    const bool stream = streamable(to, job.store);
-    const bool stream_too = also != nullptr && streamable(also, job.also_store);
+    auto* to = static_cast<T*>(operands.to);
+    auto* also = static_cast<T*>(operands.also);
+    const auto* const* from = reinterpret_cast<const T* const*>(operands.from);
+    const bool stream = streamable(to, operands.store);
+    const bool stream_too = also != nullptr && streamable(also, operands.also_store);
     std::size_t i = 0;
-    for (; i + block <= job.count; i += block) {
+    for (; i + block <= operands.count; i += block) {
         alignas(64) A total[block];
         load<T, A, block>(total, from[0] + i);
         for (std::size_t j = 0; j < block; ++j) total[j] = first(total[j]);
-        for (int s = 1; s < job.sources; ++s) {
+        for (int s = 1; s < operands.sources; ++s) {
             alignas(64) A operand[block];
             load<T, A, block>(operand, from[s] + i);
             for (std::size_t j = 0; j < block; ++j)
@@ -204,9 +204,9 @@ void loop(const Job& job, First first, Last last) noexcept {
         put<block * sizeof(T)>(to + i, out, stream);
         if (also != nullptr) put<block * sizeof(T)>(also + i, out, stream_too);
     }
-    for (; i < job.count; ++i) {
+    for (; i < operands.count; ++i) {
         A total = first(static_cast<A>(widen_one(from[0][i])));
-        for (int s = 1; s < job.sources; ++s)
+        for (int s = 1; s < operands.sources; ++s)
             total = Op::combine(total, first(static_cast<A>(widen_one(from[s][i]))));
         const T out = narrow_one<T>(last(total));
         to[i] = out;
@@ -214,84 +214,84 @@ void loop(const Job& job, First first, Last last) noexcept {
     }
 }
 
-bool reduce_bool(ReduceOp op, const Job& job) {
+bool reduce_bool(ReduceOp op, const Operands& operands) {
     using T = std::uint8_t;
     switch (op) {
         case ReduceOp::sum:
         case ReduceOp::max:
         case ReduceOp::bor:
-            return loop<T, T, Or>(job, Keep{}, Keep{}), true;
+            return loop<T, T, Or>(operands, Keep{}, Keep{}), true;
         case ReduceOp::product:
         case ReduceOp::min:
         case ReduceOp::band:
-            return loop<T, T, And>(job, Keep{}, Keep{}), true;
+            return loop<T, T, And>(operands, Keep{}, Keep{}), true;
         case ReduceOp::bxor:
-            return loop<T, T, Xor>(job, Keep{}, Keep{}), true;
+            return loop<T, T, Xor>(operands, Keep{}, Keep{}), true;
         default:
             return false;
     }
 }
 
 template <class T>
-bool reduce_integer(ReduceOp op, const Job& job) {
+bool reduce_integer(ReduceOp op, const Operands& operands) {
     // An average is exact: the sum is taken in a type that cannot overflow.
     using Small = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
     using Large = std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>;
     using Wide = std::conditional_t<(sizeof(T) < 8), Small, Large>;
     switch (op) {
         case ReduceOp::sum:
-            return loop<T, T, Sum>(job, Keep{}, Keep{}), true;
+            return loop<T, T, Sum>(operands, Keep{}, Keep{}), true;
         case ReduceOp::product:
-            return loop<T, T, Product>(job, Keep{}, Keep{}), true;
+            return loop<T, T, Product>(operands, Keep{}, Keep{}), true;
         case ReduceOp::min:
-            return loop<T, T, Min>(job, Keep{}, Keep{}), true;
+            return loop<T, T, Min>(operands, Keep{}, Keep{}), true;
         case ReduceOp::max:
-            return loop<T, T, Max>(job, Keep{}, Keep{}), true;
+            return loop<T, T, Max>(operands, Keep{}, Keep{}), true;
         case ReduceOp::band:
-            return loop<T, T, And>(job, Keep{}, Keep{}), true;
+            return loop<T, T, And>(operands, Keep{}, Keep{}), true;
         case ReduceOp::bor:
-            return loop<T, T, Or>(job, Keep{}, Keep{}), true;
+            return loop<T, T, Or>(operands, Keep{}, Keep{}), true;
         case ReduceOp::bxor:
-            return loop<T, T, Xor>(job, Keep{}, Keep{}), true;
+            return loop<T, T, Xor>(operands, Keep{}, Keep{}), true;
         case ReduceOp::avg:
-            return loop<T, Wide, Sum>(job, Keep{}, Divide{job.sources}), true;
+            return loop<T, Wide, Sum>(operands, Keep{}, Divide{operands.sources}), true;
         default:
             return false;
     }
 }
 
 template <class T, class A>
-bool reduce_float(ReduceOp op, double factor, const Job& job) {
+bool reduce_float(ReduceOp op, double factor, const Operands& operands) {
     switch (op) {
         case ReduceOp::sum:
-            return loop<T, A, Sum>(job, Keep{}, Keep{}), true;
+            return loop<T, A, Sum>(operands, Keep{}, Keep{}), true;
         case ReduceOp::product:
-            return loop<T, A, Product>(job, Keep{}, Keep{}), true;
+            return loop<T, A, Product>(operands, Keep{}, Keep{}), true;
         case ReduceOp::min:
-            return loop<T, A, Min>(job, Keep{}, Keep{}), true;
+            return loop<T, A, Min>(operands, Keep{}, Keep{}), true;
         case ReduceOp::max:
-            return loop<T, A, Max>(job, Keep{}, Keep{}), true;
+            return loop<T, A, Max>(operands, Keep{}, Keep{}), true;
         case ReduceOp::avg:
-            return loop<T, A, Sum>(job, Keep{}, Divide{job.sources}), true;
+            return loop<T, A, Sum>(operands, Keep{}, Divide{operands.sources}), true;
         case ReduceOp::premul_sum:
-            return loop<T, A, Sum>(job, Scale{factor}, Keep{}), true;
+            return loop<T, A, Sum>(operands, Scale{factor}, Keep{}), true;
         default:
             return false;
     }
 }
 
 template <class R>
-bool reduce_complex(ReduceOp op, double factor, const Job& job) {
+bool reduce_complex(ReduceOp op, double factor, const Operands& operands) {
     using T = Complex<R>;
     switch (op) {
         case ReduceOp::sum:
-            return loop<T, T, Sum>(job, Keep{}, Keep{}), true;
+            return loop<T, T, Sum>(operands, Keep{}, Keep{}), true;
         case ReduceOp::product:
-            return loop<T, T, Product>(job, Keep{}, Keep{}), true;
+            return loop<T, T, Product>(operands, Keep{}, Keep{}), true;
         case ReduceOp::avg:
-            return loop<T, T, Sum>(job, Keep{}, Divide{job.sources}), true;
+            return loop<T, T, Sum>(operands, Keep{}, Divide{operands.sources}), true;
         case ReduceOp::premul_sum:
-            return loop<T, T, Sum>(job, Scale{factor}, Keep{}), true;
+            return loop<T, T, Sum>(operands, Scale{factor}, Keep{}), true;
         default:
             return false;
     }
@@ -299,38 +299,38 @@ bool reduce_complex(ReduceOp op, double factor, const Job& job) {
 
 bool reduce(DType dtype, ReduceOp op, double factor, void* to, Store store, void* also,
             Store also_store, const void* const* from, int sources, std::size_t count) {
-    const Job job{to, store, also, also_store, from, sources, count};
+    const Operands operands{to, store, also, also_store, from, sources, count};
     switch (dtype) {
         case DType::boolean:
-            return reduce_bool(op, job);
+            return reduce_bool(op, operands);
         case DType::int8:
-            return reduce_integer<std::int8_t>(op, job);
+            return reduce_integer<std::int8_t>(op, operands);
         case DType::int16:
-            return reduce_integer<std::int16_t>(op, job);
+            return reduce_integer<std::int16_t>(op, operands);
         case DType::int32:
-            return reduce_integer<std::int32_t>(op, job);
+            return reduce_integer<std::int32_t>(op, operands);
         case DType::int64:
-            return reduce_integer<std::int64_t>(op, job);
+            return reduce_integer<std::int64_t>(op, operands);
         case DType::uint8:
-            return reduce_integer<std::uint8_t>(op, job);
+            return reduce_integer<std::uint8_t>(op, operands);
         case DType::uint16:
-            return reduce_integer<std::uint16_t>(op, job);
+            return reduce_integer<std::uint16_t>(op, operands);
         case DType::uint32:
-            return reduce_integer<std::uint32_t>(op, job);
+            return reduce_integer<std::uint32_t>(op, operands);
         case DType::uint64:
-            return reduce_integer<std::uint64_t>(op, job);
+            return reduce_integer<std::uint64_t>(op, operands);
         case DType::float16:
-            return reduce_float<Half, float>(op, factor, job);
+            return reduce_float<Half, float>(op, factor, operands);
         case DType::bfloat16:
-            return reduce_float<BFloat, float>(op, factor, job);
+            return reduce_float<BFloat, float>(op, factor, operands);
         case DType::float32:
-            return reduce_float<float, float>(op, factor, job);
+            return reduce_float<float, float>(op, factor, operands);
         case DType::float64:
-            return reduce_float<double, double>(op, factor, job);
+            return reduce_float<double, double>(op, factor, operands);
         case DType::complex64:
-            return reduce_complex<float>(op, factor, job);
+            return reduce_complex<float>(op, factor, operands);
         case DType::complex128:
-            return reduce_complex<double>(op, factor, job);
+            return reduce_complex<double>(op, factor, operands);
         default:
             return false;
     }

@@ -1,10 +1,10 @@
-// native/log.hpp: the flight recorder: what each rank of the job called last, for all to see.
+// native/log.hpp: the flight recorder: the last calls of each rank, which every rank can read.
 //
-// Every rank keeps its last calls in a region of its own of the job's memory. Only the rank itself
-// writes there, from whichever of its threads; others read at any time: for the texts of errors,
-// for a file, or from outside the job. A record is one cache line whose first word is a stamp:
-// twice the call's sequence number, plus one while the record is being written. Whoever reads the
-// same even stamp before and after the rest has read one call and not parts of two.
+// Every rank keeps its last calls in its own region of the job's memory. Only the rank itself
+// writes there, from any of its threads; others read at any time: for error texts, for a trace
+// file, or from outside the job. A record is one cache line whose first word is a stamp: twice the
+// call's sequence number, plus one while the record is being written. A reader that finds the same
+// even stamp before and after the other words has read one call, and not parts of two.
 #pragma once
 
 #include <array>
@@ -19,49 +19,49 @@
 namespace unisono {
 
 inline constexpr std::size_t log_records = 1024;
-inline constexpr std::size_t log_places = 256;
-inline constexpr std::size_t place_bytes = 120;
+inline constexpr std::size_t log_call_sites = 256;
+inline constexpr std::size_t call_site_bytes = 120;
 
-/// How far a call has come: under way, ended well, or ended by the fault (as 2 + Fault).
-enum class State : std::uint8_t { running, done, failed };
+/// The state of a call: running, done, or failed by a fault (as 2 + Fault).
+enum class CallState : std::uint8_t { running, done, failed };
 
-inline State failed(Fault fault) noexcept {
-    return static_cast<State>(static_cast<int>(State::failed) + static_cast<int>(fault));
+inline CallState failed(Fault fault) noexcept {
+    return static_cast<CallState>(static_cast<int>(CallState::failed) + static_cast<int>(fault));
 }
 
 /// "running", "done", or the name of a fault.
-const char* name(State state) noexcept;
+const char* name(CallState state) noexcept;
 
 /// One record, unpacked.
-struct Entry {
+struct Record {
     static constexpr std::size_t words = 8;
 
-    Entry() = default;
-    explicit Entry(const std::array<std::uint64_t, words>& packed) noexcept;
+    Record() = default;
+    explicit Record(const std::array<std::uint64_t, words>& packed) noexcept;
 
-    Call call;  ///< `root` is the peer of a message; messages have no number
+    CallDescriptor call;  ///< `root` is the peer of a message; messages have no number
     std::uint64_t sequence = 0;
     std::uint32_t group = 0;
-    std::uint32_t page = 0;  ///< where the group stands in the job's memory, in pages
-    std::uint16_t place = 0;
+    std::uint32_t page = 0;  ///< the group's offset in the job's memory, in pages
+    std::uint16_t call_site = 0;
     std::uint64_t began = 0;  ///< nanoseconds of CLOCK_MONOTONIC
     std::uint64_t ended = 0;
-    State state = State::running;
+    CallState state = CallState::running;
 };
 
-struct alignas(64) Record {
-    std::atomic<std::uint64_t> words[Entry::words];
+struct alignas(64) PackedRecord {
+    std::atomic<std::uint64_t> words[Record::words];
 };
 
-/// A rank's region. A place is written once, before the first record that names it.
+/// A rank's region. A call site is written once, before the first record that refers to it.
 struct alignas(128) LogMemory {
-    std::atomic<std::uint64_t> next;  ///< records begun
-    Record records[log_records];
-    std::atomic<std::uint64_t> places[log_places][place_bytes / 8];
+    std::atomic<std::uint64_t> next;  ///< number of records so far
+    PackedRecord records[log_records];
+    std::atomic<std::uint64_t> call_sites[log_call_sites][call_site_bytes / 8];
 };
 
-/// The text of a place out of its words, which another process may have filled with anything.
-std::string place_text(const std::uint64_t* words);
+/// The text of a call site from its words, which another process may have filled with anything.
+std::string call_site_text(const std::uint64_t* words);
 
 /// Nanoseconds of CLOCK_MONOTONIC, the same on all ranks of a host.
 std::uint64_t now() noexcept;
@@ -71,29 +71,29 @@ class Log {
 public:
     void attach(LogMemory* memory) noexcept { memory_ = memory; }
 
-    /// Notes the beginning of a call and returns its sequence number.
-    std::uint64_t begin(const Request& request, std::uint32_t group, std::uint32_t page,
+    /// Records the start of a call and returns its sequence number.
+    std::uint64_t begin(const CallArguments& arguments, std::uint32_t group, std::uint32_t page,
                         std::uint32_t number) noexcept;
 
-    /// Notes the end of a call, unless its record has been used again.
-    void end(std::uint64_t sequence, State state) noexcept;
+    /// Records the end of a call, unless a later call has reused its record.
+    void end(std::uint64_t sequence, CallState state) noexcept;
 
-    /// The rank's call of this number in a group.
-    std::optional<Entry> find(std::uint32_t group, std::uint32_t number) const noexcept;
+    /// The rank's call with this number in a group.
+    std::optional<Record> find(std::uint32_t group, std::uint32_t number) const noexcept;
 
-    /// What the rank does now or did last: in this group the oldest call that runs, else the
-    /// newest.
-    std::optional<Entry> last(std::uint32_t group) const noexcept;
+    /// The current or last call of the rank: the oldest one that runs in this group, else the
+    /// newest one.
+    std::optional<Record> last(std::uint32_t group) const noexcept;
 
-    /// " at train.py:88", or nothing if the place is not known.
-    std::string at(const Entry& entry) const;
+    /// " at train.py:88", or nothing if the call site is not known.
+    std::string at(const Record& record) const;
 
 private:
-    std::optional<Entry> read(std::uint64_t sequence) const noexcept;
-    void publish(const Place& place) noexcept;
+    std::optional<Record> read(std::uint64_t sequence) const noexcept;
+    void publish(const CallSite& call_site) noexcept;
 
     LogMemory* memory_ = nullptr;
-    std::atomic<std::uint64_t> published_[log_places / 64] = {};
+    std::atomic<std::uint64_t> published_[log_call_sites / 64] = {};
 };
 
 }  // namespace unisono

@@ -1,4 +1,4 @@
-// native/mailbox.cpp: filling, matching and emptying message cells.
+// native/mailbox.cpp: fill, match and empty message cells.
 #include "mailbox.hpp"
 
 #include <algorithm>
@@ -11,21 +11,22 @@ namespace unisono {
 
 namespace {
 
-/// Stands at the beginning of every cell, and counts in the first cell of a message only. All cells
-/// of a message but the last are full.
+/// The start of every cell; only that of a message's first cell is used. All cells of a message but
+/// the last are full.
 struct alignas(64) CellHeader {
     std::int64_t tag;
     std::uint64_t bytes;
     std::uint32_t context;
-    std::uint32_t item;
+    std::uint32_t item_bytes;
     std::uint8_t dtype_code;
 };
 
-constexpr auto idle_time = std::chrono::seconds(1);  // how long the thread stays without work
+constexpr auto idle_time =
+    std::chrono::seconds(1);  // how long the background thread waits for work
 
-/// Whether a ring holds no more than it has cells, as far as that can be seen while it moves.
-bool sound(const Channel& channel) noexcept {
-    // acquire: the loads stay in this order; while `read` is the same, `written` belongs to it.
+/// Whether a ring contains no more messages than it has cells; both counters may change meanwhile.
+bool is_consistent(const Channel& channel) noexcept {
+    // acquire: keeps the loads in order; if `read` has not changed, `written` belongs to it.
     const std::uint64_t read = channel.read.load(std::memory_order_acquire);
     const std::uint64_t written = channel.written.load(std::memory_order_acquire);
     return written - read <= Arena::ring_cells ||
@@ -34,20 +35,20 @@ bool sound(const Channel& channel) noexcept {
 
 }  // namespace
 
-/// A message that was put aside, whole or still arriving. It grows as it comes: its length is only
-/// the word of another rank.
-struct Mailbox::Stored {
+/// A message without a receive, complete or still arriving. It grows as it arrives, because its
+/// length comes from another rank and may be wrong.
+struct Mailbox::UnexpectedMessage {
     int source;
     CellHeader header;
     std::vector<std::byte> data = {};
 };
 
-/// The message whose cells stand at the head of a ring: where its bytes go.
-struct Mailbox::Inbound {
-    std::size_t left = 0;  ///< bytes still to come; with `active`, may be 0 for an empty message
+/// The message at the head of a ring: where its bytes go.
+struct Mailbox::IncomingMessage {
+    std::size_t left = 0;  ///< bytes that have not arrived; with `active`, 0 for an empty message
     bool active = false;
-    std::shared_ptr<Letter> letter;  ///< a receive,
-    std::shared_ptr<Stored> stored;  ///< or a place aside; neither: thrown away
+    std::shared_ptr<Transfer> transfer;             ///< to a receive,
+    std::shared_ptr<UnexpectedMessage> unexpected;  ///< or into memory of ours; neither: discarded
 };
 
 Mailbox::Mailbox(std::shared_ptr<Arena> arena, int world_rank)
@@ -55,64 +56,64 @@ Mailbox::Mailbox(std::shared_ptr<Arena> arena, int world_rank)
       me_(world_rank),
       outgoing_(static_cast<std::size_t>(arena_->size())),
       committed_(static_cast<std::size_t>(arena_->size())),
-      inbound_(static_cast<std::size_t>(arena_->size())) {}
+      incoming_(static_cast<std::size_t>(arena_->size())) {}
 
 Mailbox::~Mailbox() { close(0); }
 
-void Mailbox::post(const std::shared_ptr<Letter>& letter, double seconds) {
+void Mailbox::post(const std::shared_ptr<Transfer>& transfer, double seconds) {
     const std::lock_guard lock(mutex_);
     if (closed_) throw Failure(Fault::closed, "the world is closed");
-    note(*letter);
-    letter->seconds = seconds;
-    letter->deadline = deadline_after(seconds);
-    if (letter->sending) {
-        const auto peer = static_cast<std::size_t>(letter->world_peer());
+    record_start(*transfer);
+    transfer->seconds = seconds;
+    transfer->deadline = deadline_after(seconds);
+    if (transfer->sending) {
+        const auto peer = static_cast<std::size_t>(transfer->world_peer());
         if (!committed_[peer]) {
-            arena_->commit_ring(me_, letter->world_peer());
+            arena_->commit_ring(me_, transfer->world_peer());
             committed_[peer] = true;
         }
-        outgoing_[peer].push_back(letter);
-        push(letter->world_peer());
+        outgoing_[peer].push_back(transfer);
+        push(transfer->world_peer());
     } else {
-        take_stored(letter);
+        match_unexpected(transfer);
         progress();
     }
 }
 
-void Mailbox::wait(const std::shared_ptr<Letter>& letter, const Limits& limits) {
+void Mailbox::wait(const std::shared_ptr<Transfer>& transfer, const Limits& limits) {
     try {
         wait_until(
-            arena_->resident(me_).doorbell, arena_->patience(), limits,
+            arena_->rank_info(me_).doorbell, arena_->spin_policy(), limits,
             [&] {
-                if (letter->completion.done()) return true;
+                if (transfer->completion.done()) return true;
                 const std::lock_guard lock(mutex_);
                 progress();
-                return letter->completion.done();
+                return transfer->completion.done();
             },
             [&] {
-                const auto failure = trouble(*letter);
+                const auto failure = trouble(*transfer);
                 if (failure == nullptr) return;
                 const std::lock_guard lock(mutex_);
-                progress();  // what had come before the peer ended still counts
-                if (!letter->completion.done()) throw Failure(*failure);
+                progress();  // what arrived before the peer ended still counts
+                if (!transfer->completion.done()) throw Failure(*failure);
             },
-            [&] { throw Failure(*expired(*letter)); });
+            [&] { throw Failure(*expired(*transfer)); });
     } catch (const Failure& failure) {
-        arena_->log(me_).end(letter->record, failed(failure.fault));
+        arena_->log(me_).end(transfer->log_sequence, failed(failure.fault));
         {
             const std::lock_guard lock(mutex_);
-            cancel(letter);
+            cancel(transfer);
         }
-        serve_in_background();  // what is left of a message must go through the ring all the same
+        serve_in_background();  // the rest of a message still has to pass the ring
         throw;
     }
-    if (const Failure* failure = letter->completion.failure()) {
+    if (const Failure* failure = transfer->completion.failure()) {
         serve_in_background();
         throw Failure(*failure);
     }
 }
 
-// ---- moving; the lock is held ------------------------------------------------------------------
+// ---- progress; the lock is held ----------------------------------------------------------------
 
 bool Mailbox::progress() {
     bool moved = false;
@@ -123,204 +124,212 @@ bool Mailbox::progress() {
     return moved;
 }
 
-/// Fills free cells of the ring to `peer` with the letters that wait for it.
+/// Fills free cells of the ring to `peer` from its queue of sends.
 bool Mailbox::push(int peer) {
     auto& queue = outgoing_[static_cast<std::size_t>(peer)];
     bool moved = false;
     Channel& channel = arena_->channel(me_, peer);
     const std::size_t room = arena_->cell_bytes() - sizeof(CellHeader);
     while (!queue.empty()) {
-        const auto letter = queue.front();
-        while (!letter->begun || letter->moved < letter->bytes) {
+        const auto transfer = queue.front();
+        while (!transfer->begun || transfer->moved < transfer->bytes) {
             const std::uint64_t written = channel.written.load(std::memory_order_relaxed);
-            // acquire: pairs with the release in pull(): the receiver has finished with the cell.
+            // acquire: pairs with the release in pull(): the receiver has emptied the cell.
             if (written - channel.read.load(std::memory_order_acquire) >= Arena::ring_cells)
                 return moved;
             std::byte* cell =
                 arena_->ring(me_, peer) + written % Arena::ring_cells * arena_->cell_bytes();
-            const std::size_t here = std::min(room, letter->bytes - letter->moved);
-            *reinterpret_cast<CellHeader*>(cell) = {letter->tag, letter->bytes, letter->context,
-                                                    letter->item, letter->dtype_code};
-            kernels().copy(cell + sizeof(CellHeader), letter->data + letter->moved, here,
+            const std::size_t here = std::min(room, transfer->bytes - transfer->moved);
+            *reinterpret_cast<CellHeader*>(cell) = {transfer->tag, transfer->bytes,
+                                                    transfer->context, transfer->item_bytes,
+                                                    transfer->dtype_code};
+            kernels().copy(cell + sizeof(CellHeader), transfer->data + transfer->moved, here,
                            Store::plain);
-            letter->moved += here;
-            letter->begun = true;
+            transfer->moved += here;
+            transfer->begun = true;
             channel.written.store(written + 1, std::memory_order_release);  // pairs with pull()
-            ring(arena_->resident(peer).doorbell);
+            ring(arena_->rank_info(peer).doorbell);
             moved = true;
         }
         queue.pop_front();
-        finish(letter, nullptr);
+        finish(transfer, nullptr);
     }
     return moved;
 }
 
-/// Empties cells of the ring from `source` into whatever they belong to.
+/// Empties cells of the ring from `source` into the receives that they belong to.
 bool Mailbox::pull(int source) {
-    Inbound& inbound = inbound_[static_cast<std::size_t>(source)];
+    IncomingMessage& incoming = incoming_[static_cast<std::size_t>(source)];
     Channel& channel = arena_->channel(source, me_);
     const std::size_t room = arena_->cell_bytes() - sizeof(CellHeader);
     bool moved = false;
     for (;;) {
         const std::uint64_t read = channel.read.load(std::memory_order_relaxed);
-        // acquire: pairs with the release in push(): the cell is filled. More than all cells are no
-        // number of filled ones; see trouble().
+        // acquire: pairs with the release in push(): the cell is filled. More filled
+        // cells than there are means damage; see trouble().
         const std::uint64_t filled = channel.written.load(std::memory_order_acquire) - read;
         if (filled == 0 || filled > Arena::ring_cells) return moved;
         const std::byte* cell =
             arena_->ring(source, me_) + read % Arena::ring_cells * arena_->cell_bytes();
-        if (!inbound.active) deliver_first_cell(source, cell);
-        if (!inbound.active) return moved;  // nobody waits for it yet
-        const std::size_t here = std::min(room, inbound.left);
+        if (!incoming.active) deliver_first_cell(source, cell);
+        if (!incoming.active) return moved;  // there is no receive for it yet
+        const std::size_t here = std::min(room, incoming.left);
         const std::byte* payload = cell + sizeof(CellHeader);
-        if (inbound.letter != nullptr) {
-            kernels().copy(inbound.letter->data + inbound.letter->moved, payload, here,
+        if (incoming.transfer != nullptr) {
+            kernels().copy(incoming.transfer->data + incoming.transfer->moved, payload, here,
                            Store::plain);
-            inbound.letter->moved += here;
-        } else if (inbound.stored != nullptr) {
-            inbound.stored->data.insert(inbound.stored->data.end(), payload, payload + here);
+            incoming.transfer->moved += here;
+        } else if (incoming.unexpected != nullptr) {
+            incoming.unexpected->data.insert(incoming.unexpected->data.end(), payload,
+                                             payload + here);
         }
-        inbound.left -= here;
+        incoming.left -= here;
         channel.read.store(read + 1, std::memory_order_release);  // pairs with push()
-        ring(arena_->resident(source).doorbell);
+        ring(arena_->rank_info(source).doorbell);
         moved = true;
-        if (inbound.left != 0) continue;
-        const auto letter = std::move(inbound.letter);
-        inbound = {};
-        if (letter != nullptr) finish(letter, nullptr);
+        if (incoming.left != 0) continue;
+        const auto transfer = std::move(incoming.transfer);
+        incoming = {};
+        if (transfer != nullptr) finish(transfer, nullptr);
     }
 }
 
-/// Decides where the message goes that begins with this cell.
+/// Decides where the message goes that starts with this cell.
 void Mailbox::deliver_first_cell(int source, const std::byte* cell) {
     const CellHeader header = *reinterpret_cast<const CellHeader*>(cell);
-    std::atomic_signal_fence(std::memory_order_acquire);  // from here on no second look at the cell
-    Inbound& inbound = inbound_[static_cast<std::size_t>(source)];
-    const auto letter = match(source, header.context, header.tag);
-    if (letter == nullptr) {
-        const bool awaited = std::any_of(receives_.begin(), receives_.end(),
-                                         [&](const auto& other) { return other->awaits(source); });
-        if (!awaited) return;
-        inbound.stored = std::make_shared<Stored>(Stored{source, header});
-        stored_.push_back(inbound.stored);
+    std::atomic_signal_fence(std::memory_order_acquire);  // do not read the cell again after this
+    IncomingMessage& incoming = incoming_[static_cast<std::size_t>(source)];
+    const auto transfer = match(source, header.context, header.tag);
+    if (transfer == nullptr) {
+        const bool accepted =
+            std::any_of(receives_.begin(), receives_.end(),
+                        [&](const auto& other) { return other->accepts(source); });
+        if (!accepted) return;
+        incoming.unexpected =
+            std::make_shared<UnexpectedMessage>(UnexpectedMessage{source, header});
+        unexpected_.push_back(incoming.unexpected);
     } else if (auto failure =
-                   misfit(*letter, source, header.dtype_code, header.item, header.bytes)) {
-        finish(letter, std::move(failure));  // and the message is thrown away
+                   misfit(*transfer, source, header.dtype_code, header.item_bytes, header.bytes)) {
+        finish(transfer, std::move(failure));  // and the message is discarded
     } else {
-        inbound.letter = letter;
+        incoming.transfer = transfer;
     }
-    inbound.active = true;
-    inbound.left = header.bytes;
+    incoming.active = true;
+    incoming.left = header.bytes;
 }
 
-/// Takes the first receive that was posted for such a message out of the list.
-std::shared_ptr<Letter> Mailbox::match(int source, std::uint32_t context, std::int64_t tag) {
-    const auto found = std::find_if(receives_.begin(), receives_.end(), [&](const auto& letter) {
-        return letter->context == context && letter->tag == tag && letter->awaits(source);
+/// Removes the first receive that was posted for such a message from the list.
+std::shared_ptr<Transfer> Mailbox::match(int source, std::uint32_t context, std::int64_t tag) {
+    const auto found = std::find_if(receives_.begin(), receives_.end(), [&](const auto& transfer) {
+        return transfer->context == context && transfer->tag == tag && transfer->accepts(source);
     });
     if (found == receives_.end()) return nullptr;
-    auto letter = *found;
+    auto transfer = *found;
     receives_.erase(found);
-    return letter;
+    return transfer;
 }
 
-/// A new receive: perhaps its message was put aside; otherwise it waits.
-void Mailbox::take_stored(const std::shared_ptr<Letter>& letter) {
-    const auto found = std::find_if(stored_.begin(), stored_.end(), [&](const auto& stored) {
-        return stored->header.context == letter->context && stored->header.tag == letter->tag &&
-               letter->awaits(stored->source);
-    });
-    if (found == stored_.end()) {
-        receives_.push_back(letter);
+/// Gives a new receive its message if that arrived unexpectedly; otherwise the receive waits.
+void Mailbox::match_unexpected(const std::shared_ptr<Transfer>& transfer) {
+    const auto found =
+        std::find_if(unexpected_.begin(), unexpected_.end(), [&](const auto& unexpected) {
+            return unexpected->header.context == transfer->context &&
+                   unexpected->header.tag == transfer->tag && transfer->accepts(unexpected->source);
+        });
+    if (found == unexpected_.end()) {
+        receives_.push_back(transfer);
         return;
     }
-    const auto stored = *found;
-    stored_.erase(found);
-    Inbound& inbound = inbound_[static_cast<std::size_t>(stored->source)];
-    const bool arriving = inbound.stored == stored;
-    if (arriving) inbound.stored = nullptr;  // thrown away, unless it fits
-    const CellHeader& header = stored->header;
-    if (auto failure =
-            misfit(*letter, stored->source, header.dtype_code, header.item, header.bytes))
-        return finish(letter, std::move(failure));
-    letter->moved = stored->data.size();
-    if (letter->moved != 0) std::memcpy(letter->data, stored->data.data(), letter->moved);
+    const auto unexpected = *found;
+    unexpected_.erase(found);
+    IncomingMessage& incoming = incoming_[static_cast<std::size_t>(unexpected->source)];
+    const bool arriving = incoming.unexpected == unexpected;
+    if (arriving) incoming.unexpected = nullptr;  // discarded, unless it matches
+    const CellHeader& header = unexpected->header;
+    if (auto failure = misfit(*transfer, unexpected->source, header.dtype_code, header.item_bytes,
+                              header.bytes))
+        return finish(transfer, std::move(failure));
+    transfer->moved = unexpected->data.size();
+    if (transfer->moved != 0) std::memcpy(transfer->data, unexpected->data.data(), transfer->moved);
     if (arriving)
-        inbound.letter = letter;
+        incoming.transfer = transfer;
     else
-        finish(letter, nullptr);
+        finish(transfer, nullptr);
 }
 
-/// Null if the message is what the receive expects. Notes where it came from in any case.
-std::unique_ptr<Failure> Mailbox::misfit(Letter& letter, int source, std::uint8_t dtype_code,
-                                         std::uint32_t item, std::size_t bytes) {
-    const auto& ranks = letter.directory->world_ranks;
-    letter.source = static_cast<int>(std::find(ranks.begin(), ranks.end(), source) - ranks.begin());
-    if (letter.dtype_code == dtype_code && letter.bytes == bytes) return nullptr;
+/// Null if the message has the type and length of the receive. Sets its source in any case.
+std::unique_ptr<Failure> Mailbox::misfit(Transfer& transfer, int source, std::uint8_t dtype_code,
+                                         std::uint32_t item_bytes, std::size_t bytes) {
+    const auto& ranks = transfer.group_members->world_ranks;
+    transfer.source =
+        static_cast<int>(std::find(ranks.begin(), ranks.end(), source) - ranks.begin());
+    if (transfer.dtype_code == dtype_code && transfer.bytes == bytes) return nullptr;
     return std::make_unique<Failure>(
         Fault::mismatch,
-        format("rank %d sent %s x %zu, but this rank receives %s x %zu", letter.source,
-               name(static_cast<DType>(dtype_code)), bytes / std::max(item, 1u),
-               name(static_cast<DType>(letter.dtype_code)), letter.bytes / letter.item),
-        std::vector<int>{letter.source});
+        format("rank %d sent %s x %zu, but this rank receives %s x %zu", transfer.source,
+               name(static_cast<DType>(dtype_code)), bytes / std::max(item_bytes, 1u),
+               name(static_cast<DType>(transfer.dtype_code)), transfer.bytes / transfer.item_bytes),
+        std::vector<int>{transfer.source});
 }
 
-void Mailbox::finish(const std::shared_ptr<Letter>& letter, std::unique_ptr<Failure> failure) {
-    arena_->log(me_).end(letter->record, failure == nullptr ? State::done : failed(failure->fault));
-    letter->completion.finish(std::move(failure));
-    ring(arena_->resident(me_).doorbell);  // another thread of this rank may wait for it
+void Mailbox::finish(const std::shared_ptr<Transfer>& transfer, std::unique_ptr<Failure> failure) {
+    arena_->log(me_).end(transfer->log_sequence,
+                         failure == nullptr ? CallState::done : failed(failure->fault));
+    transfer->completion.finish(std::move(failure));
+    ring(arena_->rank_info(me_).doorbell);  // another thread of this rank may wait for it
 }
 
-/// Takes a letter out of every list. A send that has begun must go on, or the ring would be spoilt:
-/// it gets a copy of what is left, for its caller's memory is no longer ours.
-void Mailbox::cancel(const std::shared_ptr<Letter>& letter) {
-    if (letter->completion.done()) return;
-    receives_.remove(letter);
-    for (Inbound& inbound : inbound_)
-        if (inbound.letter == letter) inbound.letter = nullptr;
-    if (!letter->sending) return;
-    auto& queue = outgoing_[static_cast<std::size_t>(letter->world_peer())];
-    if (letter->begun) {
-        letter->own.assign(letter->data + letter->moved, letter->data + letter->bytes);
-        letter->bytes -= letter->moved;
-        letter->data = letter->own.data();
-        letter->moved = 0;
+/// Removes a transfer from every list. A send that has begun must continue, or the receiver would
+/// wait for the rest forever: it continues from a copy, because its caller may free the memory.
+void Mailbox::cancel(const std::shared_ptr<Transfer>& transfer) {
+    if (transfer->completion.done()) return;
+    receives_.remove(transfer);
+    for (IncomingMessage& incoming : incoming_)
+        if (incoming.transfer == transfer) incoming.transfer = nullptr;
+    if (!transfer->sending) return;
+    auto& queue = outgoing_[static_cast<std::size_t>(transfer->world_peer())];
+    if (transfer->begun) {
+        transfer->own.assign(transfer->data + transfer->moved, transfer->data + transfer->bytes);
+        transfer->bytes -= transfer->moved;
+        transfer->data = transfer->own.data();
+        transfer->moved = 0;
     } else {
-        std::erase(queue, letter);
+        std::erase(queue, transfer);
     }
 }
 
-// ---- when nothing moves ------------------------------------------------------------------------
+// ---- without progress --------------------------------------------------------------------------
 
-/// Null while the letter may still come to a good end.
-std::unique_ptr<Failure> Mailbox::trouble(const Letter& letter) const {
-    const auto& ranks = letter.directory->world_ranks;
+/// Null while the transfer can still succeed.
+std::unique_ptr<Failure> Mailbox::trouble(const Transfer& transfer) const {
+    const auto& ranks = transfer.group_members->world_ranks;
     const auto gone = [&](int rank) {
         const int world = ranks[static_cast<std::size_t>(rank)];
         // acquire: pairs with the release in Arena::leave(): what it sent before is in the ring.
         return world != me_ && !arena_->about_to_end(world) &&
-               (arena_->resident(world).left.load(std::memory_order_acquire) != 0 ||
-                letter.directory->left(rank) || !arena_->alive(world));
+               (arena_->rank_info(world).left.load(std::memory_order_acquire) != 0 ||
+                transfer.group_members->left(rank) || !arena_->alive(world));
     };
-    const char* verb = letter.sending ? "send to" : "receive from";
-    if (letter.peer >= 0) {
-        const int from = letter.sending ? me_ : letter.world_peer();
-        const int to = letter.sending ? letter.world_peer() : me_;
-        if (!sound(arena_->channel(from, to)))
+    const char* verb = transfer.sending ? "send to" : "receive from";
+    if (transfer.peer >= 0) {
+        const int from = transfer.sending ? me_ : transfer.world_peer();
+        const int to = transfer.sending ? transfer.world_peer() : me_;
+        if (!is_consistent(arena_->channel(from, to)))
             return std::make_unique<Failure>(damaged(format(
-                "the ring from rank %d to rank %d is said to hold more than it can", from, to)));
-        if (!gone(letter.peer)) return nullptr;
-        const int world = letter.world_peer();
-        // relaxed: pairs with Arena::exit(), which came before the leaving that we have seen.
+                "the ring from rank %d to rank %d contains more than it has room for", from, to)));
+        if (!gone(transfer.peer)) return nullptr;
+        const int world = transfer.world_peer();
+        // relaxed: pairs with Arena::announce_exit(), which came before the leaving that we
+        // have seen.
         const bool left = arena_->alive(world) &&
-                          arena_->resident(world).exiting.load(std::memory_order_relaxed) == 0;
-        const std::string how = left ? "has left the group" : arena_->fate(world);
+                          arena_->rank_info(world).exiting.load(std::memory_order_relaxed) == 0;
+        const std::string how = left ? "has left the group" : arena_->exit_reason(world);
         return std::make_unique<Failure>(
             Fault::lost,
-            format("cannot %s rank %d (pid %d): it %s%s", verb, letter.peer,
-                   arena_->resident(world).pid.load(std::memory_order_relaxed), how.c_str(),
-                   story(letter).c_str()),
-            std::vector<int>{letter.peer});
+            format("cannot %s rank %d (pid %d): it %s%s", verb, transfer.peer,
+                   arena_->rank_info(world).pid.load(std::memory_order_relaxed), how.c_str(),
+                   last_call_note(transfer).c_str()),
+            std::vector<int>{transfer.peer});
     }
     std::vector<int> lost;
     for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank)
@@ -330,85 +339,91 @@ std::unique_ptr<Failure> Mailbox::trouble(const Letter& letter) const {
                                      "cannot receive: all other ranks have ended or left", lost);
 }
 
-std::unique_ptr<Failure> Mailbox::expired(const Letter& letter) const {
-    if (letter.peer < 0)
+std::unique_ptr<Failure> Mailbox::expired(const Transfer& transfer) const {
+    if (transfer.peer < 0)
         return std::make_unique<Failure>(
-            Fault::timeout, format("no message came in %g s from any rank", letter.seconds));
-    const char* pattern = letter.sending ? "rank %d has not received what was sent to it in %g s"
-                                         : "no message came from rank %d in %g s";
-    const Process process =
-        look_at(arena_->resident(letter.world_peer()).pid.load(std::memory_order_relaxed));
+            Fault::timeout, format("no message came in %g s from any rank", transfer.seconds));
+    const char* pattern = transfer.sending ? "rank %d has not received what was sent to it in %g s"
+                                           : "no message came from rank %d in %g s";
+    const ProcessState process = read_process_state(
+        arena_->rank_info(transfer.world_peer()).pid.load(std::memory_order_relaxed));
     return std::make_unique<Failure>(Fault::timeout,
-                                     format(pattern, letter.peer, letter.seconds) +
+                                     format(pattern, transfer.peer, transfer.seconds) +
                                          (process.stopped() ? "; it is alive but stopped" : "") +
-                                         story(letter),
-                                     std::vector<int>{letter.peer});
+                                         last_call_note(transfer),
+                                     std::vector<int>{transfer.peer});
 }
 
-/// What the peer of a letter did last.
-std::string Mailbox::story(const Letter& letter) const {
-    const std::string deed = arena_->deed(letter.world_peer(), letter.context);
-    return deed.empty() ? "; it has called nothing yet" : "; its last call was " + deed;
+/// The last call of the peer of a transfer, as the end of an error text.
+std::string Mailbox::last_call_note(const Transfer& transfer) const {
+    const std::string last_call_text =
+        arena_->last_call_text(transfer.world_peer(), transfer.context);
+    return last_call_text.empty() ? "; it has made no call yet"
+                                  : "; its last call was " + last_call_text;
 }
 
-/// Notes a letter in our log. Those that make groups are our own business and bear no place.
-void Mailbox::note(Letter& letter) noexcept {
-    if (!letter.recorded) return;
-    Request request;
-    request.verb = letter.sending ? Verb::send : Verb::recv;
-    request.dtype_code = letter.dtype_code;
-    request.root = letter.peer;
-    request.count = letter.bytes / letter.item;
-    request.place = letter.place;
-    letter.record = arena_->log(me_).begin(request, letter.context, letter.page, 0);
+/// Records a transfer in our log, but not the ones of split(), which the user did not call.
+void Mailbox::record_start(Transfer& transfer) noexcept {
+    if (!transfer.recorded) return;
+    CallArguments arguments;
+    arguments.verb = transfer.sending ? Verb::send : Verb::recv;
+    arguments.dtype_code = transfer.dtype_code;
+    arguments.root = transfer.peer;
+    arguments.count = transfer.bytes / transfer.item_bytes;
+    arguments.call_site = transfer.call_site;
+    transfer.log_sequence = arena_->log(me_).begin(arguments, transfer.context, transfer.page, 0);
 }
 
 bool Mailbox::pending() const {
     return !receives_.empty() ||
            std::any_of(outgoing_.begin(), outgoing_.end(),
                        [](const auto& queue) { return !queue.empty(); }) ||
-           std::any_of(inbound_.begin(), inbound_.end(),
-                       [](const Inbound& inbound) { return inbound.active; });
+           std::any_of(incoming_.begin(), incoming_.end(),
+                       [](const IncomingMessage& incoming) { return incoming.active; });
 }
 
-/// Ends letters whose peer is gone or whose time is up.
+/// Ends transfers whose peer is gone or whose deadline has passed.
 void Mailbox::supervise() {
-    std::vector<std::shared_ptr<Letter>> letters(receives_.begin(), receives_.end());
-    for (const auto& queue : outgoing_) letters.insert(letters.end(), queue.begin(), queue.end());
-    for (const Inbound& inbound : inbound_)
-        if (inbound.letter != nullptr) letters.push_back(inbound.letter);
+    std::vector<std::shared_ptr<Transfer>> transfers(receives_.begin(), receives_.end());
+    for (const auto& queue : outgoing_)
+        transfers.insert(transfers.end(), queue.begin(), queue.end());
+    for (const IncomingMessage& incoming : incoming_)
+        if (incoming.transfer != nullptr) transfers.push_back(incoming.transfer);
     const auto now = Clock::now();
-    for (const auto& letter : letters) {
-        auto failure = trouble(*letter);
+    for (const auto& transfer : transfers) {
+        auto failure = trouble(*transfer);
         if (failure != nullptr)
-            progress();  // what had come before the peer ended still counts
-        else if (now >= letter->deadline)
-            failure = expired(*letter);
-        if (failure == nullptr || letter->completion.done()) continue;
-        const bool orphan = !letter->own.empty();
-        cancel(letter);
-        if (orphan) std::erase(outgoing_[static_cast<std::size_t>(letter->world_peer())], letter);
-        finish(letter, std::move(failure));
+            progress();  // what arrived before the peer ended still counts
+        else if (now >= transfer->deadline)
+            failure = expired(*transfer);
+        if (failure == nullptr || transfer->completion.done()) continue;
+        const bool orphan = !transfer->own.empty();
+        cancel(transfer);
+        if (orphan)
+            std::erase(outgoing_[static_cast<std::size_t>(transfer->world_peer())], transfer);
+        finish(transfer, std::move(failure));
     }
 }
 
 void Mailbox::end_group(std::uint32_t context) {
     const std::lock_guard lock(mutex_);
-    std::vector<std::shared_ptr<Letter>> letters(receives_.begin(), receives_.end());
-    for (const auto& queue : outgoing_) letters.insert(letters.end(), queue.begin(), queue.end());
-    for (const Inbound& inbound : inbound_)
-        if (inbound.letter != nullptr) letters.push_back(inbound.letter);
-    for (const auto& letter : letters) {
-        if (letter->context != context || letter->completion.done()) continue;
-        cancel(letter);
-        finish(letter, std::make_unique<Failure>(Fault::closed,
-                                                 "the group was shrunk before the "
-                                                 "message had moved"));
+    std::vector<std::shared_ptr<Transfer>> transfers(receives_.begin(), receives_.end());
+    for (const auto& queue : outgoing_)
+        transfers.insert(transfers.end(), queue.begin(), queue.end());
+    for (const IncomingMessage& incoming : incoming_)
+        if (incoming.transfer != nullptr) transfers.push_back(incoming.transfer);
+    for (const auto& transfer : transfers) {
+        if (transfer->context != context || transfer->completion.done()) continue;
+        cancel(transfer);
+        finish(transfer, std::make_unique<Failure>(Fault::closed,
+                                                   "the group was shrunk before the "
+                                                   "message had moved"));
     }
-    for (Inbound& inbound : inbound_)
-        if (inbound.stored != nullptr && inbound.stored->header.context == context)
-            inbound.stored = nullptr;  // the rest of it is thrown away as it comes
-    stored_.remove_if([&](const auto& stored) { return stored->header.context == context; });
+    for (IncomingMessage& incoming : incoming_)
+        if (incoming.unexpected != nullptr && incoming.unexpected->header.context == context)
+            incoming.unexpected = nullptr;  // the rest of it is discarded as it arrives
+    unexpected_.remove_if(
+        [&](const auto& unexpected) { return unexpected->header.context == context; });
 }
 
 void Mailbox::forget(int world_rank) {
@@ -418,9 +433,10 @@ void Mailbox::forget(int world_rank) {
         committed_[rank] = false;
         arena_->release_ring(me_, world_rank);
     }
-    // What it has sent and nobody has received stays: it may belong to another group.
+    // What it has sent and nobody has received stays, because it may belong to another group.
     const Channel& channel = arena_->channel(world_rank, me_);
-    // acquire: pairs with the release in push(): nothing more comes, for the sender has ended.
+    // acquire: pairs with the release in push(): nothing more arrives, because the
+    // sender has ended.
     const std::uint64_t written = channel.written.load(std::memory_order_acquire);
     if (written != 0 && written == channel.read.load(std::memory_order_relaxed))
         arena_->release_ring(world_rank, me_);
@@ -431,18 +447,18 @@ void Mailbox::serve_in_background() {
     if (closed_) return;
     if (serving_) {
         wake_.notify_all();
-        ring(arena_->resident(me_).doorbell);
+        ring(arena_->rank_info(me_).doorbell);
         return;
     }
-    if (thread_.joinable()) thread_.join();  // it has decided to end, and holds no lock any more
+    if (thread_.joinable()) thread_.join();  // it has decided to end, and does not need the lock
     serving_ = true;
     thread_ = std::thread([this] { serve(); });
 }
 
 void Mailbox::serve() {
-    leave_signals_to_others();
+    block_unix_signals();
     std::unique_lock lock(mutex_);
-    Signal& doorbell = arena_->resident(me_).doorbell;
+    WaitWord& doorbell = arena_->rank_info(me_).doorbell;
     while (!closed_) {
         if (progress()) continue;
         if (!pending()) {
@@ -476,19 +492,19 @@ void Mailbox::close(double drain_seconds) noexcept {
         lock.lock();
     }
     closed_ = true;
-    const auto end = [&](const std::shared_ptr<Letter>& letter) {
-        if (!letter->completion.done())
-            finish(letter, std::make_unique<Failure>(Fault::closed,
-                                                     "the world was closed before the "
-                                                     "message had moved"));
+    const auto end = [&](const std::shared_ptr<Transfer>& transfer) {
+        if (!transfer->completion.done())
+            finish(transfer, std::make_unique<Failure>(Fault::closed,
+                                                       "the world was closed before the "
+                                                       "message had moved"));
     };
     for (auto& queue : outgoing_) std::for_each(queue.begin(), queue.end(), end), queue.clear();
     std::for_each(receives_.begin(), receives_.end(), end);
     receives_.clear();
-    for (Inbound& inbound : inbound_)
-        if (inbound.letter != nullptr) end(inbound.letter), inbound.letter = nullptr;
+    for (IncomingMessage& incoming : incoming_)
+        if (incoming.transfer != nullptr) end(incoming.transfer), incoming.transfer = nullptr;
     wake_.notify_all();
-    ring(arena_->resident(me_).doorbell);
+    ring(arena_->rank_info(me_).doorbell);
     lock.unlock();
     if (thread_.joinable()) thread_.join();
     arena_->leave(me_);

@@ -1,12 +1,12 @@
-// native/mailbox.hpp: messages between two ranks of a job.
+// native/mailbox.hpp: point-to-point messages.
 //
-// From each rank to each rank runs one ring of cells. A message is one cell or several; the first
-// says whose it is (context: the number of the group; tag), what it holds and how long it is. The
-// receiver matches it with the first receive that was posted for it; a message that nobody waits
-// for stays in the ring, unless a receive waits for one behind it: then it is put aside.
+// There is one ring of cells from each rank to each rank. A message is one cell or several; the
+// first one has its context (the number of the group), tag, type and length. The receiver matches
+// it with the first receive that was posted for it. A message without a receive stays in the ring,
+// unless a receive waits for a later one: then it is stored as an unexpected message.
 //
-// Whoever waits moves everything that can move, for itself and for others; while asynchronous
-// messages are under way and nobody waits, a thread does.
+// A thread that waits makes progress for all transfers of its rank. While asynchronous transfers
+// are in progress and no thread waits, a background thread does.
 #pragma once
 
 #include <algorithm>
@@ -23,98 +23,99 @@
 
 namespace unisono {
 
-/// One message on its way, seen from the sender or the receiver. Peers are ranks of its group.
-struct Letter {
+/// One send or one receive. Peers are ranks of its group.
+struct Transfer {
     bool sending = false;
     int peer = -1;  ///< -1: from any rank
-    std::shared_ptr<const Directory> directory;
+    std::shared_ptr<const GroupMembers> group_members;
     std::uint32_t context = 0;
     std::int64_t tag = 0;
     std::uint8_t dtype_code = 0;
-    std::uint32_t item = 1;
+    std::uint32_t item_bytes = 1;
     std::byte* data = nullptr;
     std::size_t bytes = 0;
 
     std::size_t moved = 0;
     bool begun = false;
-    int source = -1;  ///< who sent it, once it has come
+    int source = -1;  ///< the sender, after the message has been matched
     double seconds = 0;
     Clock::time_point deadline;
     bool recorded = false;  ///< whether it appears in the log
     std::uint32_t page = 0;
-    Place place;
-    std::uint64_t record = 0;    ///< in our log; 0: none
-    std::vector<std::byte> own;  ///< the rest of a send whose caller has given up
+    CallSite call_site;
+    std::uint64_t log_sequence = 0;  ///< of its record in our log; 0: none
+    std::vector<std::byte> own;      ///< a copy of the rest of a send whose caller has given up
     Completion completion;
 
     int world_peer() const {
-        return peer < 0 ? -1 : directory->world_ranks[static_cast<std::size_t>(peer)];
+        return peer < 0 ? -1 : group_members->world_ranks[static_cast<std::size_t>(peer)];
     }
 
-    /// Whether a message from this rank of the world may be what we wait for.
-    bool awaits(int source) const {
-        const auto& ranks = directory->world_ranks;
+    /// Whether this receive accepts messages from this world rank.
+    bool accepts(int source) const {
+        const auto& ranks = group_members->world_ranks;
         return peer < 0 ? std::find(ranks.begin(), ranks.end(), source) != ranks.end()
                         : world_peer() == source;
     }
 };
 
+/// All sends and receives of one rank. Thread-safe.
 class Mailbox {
 public:
     Mailbox(std::shared_ptr<Arena> arena, int world_rank);
     ~Mailbox();
 
-    /// Puts a letter in the queue and moves what can move at once.
-    void post(const std::shared_ptr<Letter>& letter, double seconds);
+    /// Queues a transfer and makes progress without waiting.
+    void post(const std::shared_ptr<Transfer>& transfer, double seconds);
 
-    /// Moves letters until this one has come to its end; throws Failure, and then has cancelled it.
-    void wait(const std::shared_ptr<Letter>& letter, const Limits& limits);
+    /// Makes progress until this transfer is complete; if it throws Failure, it has cancelled it.
+    void wait(const std::shared_ptr<Transfer>& transfer, const Limits& limits);
 
-    /// Sees to it that letters move although nobody waits.
+    /// Starts the background thread, or wakes it up.
     void serve_in_background();
 
-    /// Ends all letters of a group, which is of no more use.
+    /// Ends all transfers of a group that cannot be used any more.
     void end_group(std::uint32_t context);
 
-    /// Gives back what a rank that has ended leaves in our rings.
+    /// Releases the rings to and from a rank that has ended, if they are empty.
     void forget(int world_rank);
 
-    /// Lets sends end for up to `drain_seconds`, gives up the rest, and leaves the job.
+    /// Waits up to `drain_seconds` for sends to complete, cancels the rest, and leaves the job.
     void close(double drain_seconds) noexcept;
 
 private:
-    struct Stored;
-    struct Inbound;
+    struct UnexpectedMessage;
+    struct IncomingMessage;
 
     bool progress();
     bool push(int peer);
     bool pull(int source);
     void deliver_first_cell(int source, const std::byte* cell);
-    void take_stored(const std::shared_ptr<Letter>& letter);
-    std::shared_ptr<Letter> match(int source, std::uint32_t context, std::int64_t tag);
-    void finish(const std::shared_ptr<Letter>& letter, std::unique_ptr<Failure> failure);
-    std::unique_ptr<Failure> misfit(Letter& letter, int source, std::uint8_t dtype_code,
-                                    std::uint32_t item, std::size_t bytes);
-    std::unique_ptr<Failure> trouble(const Letter& letter) const;
-    std::unique_ptr<Failure> expired(const Letter& letter) const;
-    std::string story(const Letter& letter) const;
-    void note(Letter& letter) noexcept;
-    void cancel(const std::shared_ptr<Letter>& letter);
+    void match_unexpected(const std::shared_ptr<Transfer>& transfer);
+    std::shared_ptr<Transfer> match(int source, std::uint32_t context, std::int64_t tag);
+    void finish(const std::shared_ptr<Transfer>& transfer, std::unique_ptr<Failure> failure);
+    std::unique_ptr<Failure> misfit(Transfer& transfer, int source, std::uint8_t dtype_code,
+                                    std::uint32_t item_bytes, std::size_t bytes);
+    std::unique_ptr<Failure> trouble(const Transfer& transfer) const;
+    std::unique_ptr<Failure> expired(const Transfer& transfer) const;
+    std::string last_call_note(const Transfer& transfer) const;
+    void record_start(Transfer& transfer) noexcept;
+    void cancel(const std::shared_ptr<Transfer>& transfer);
     bool pending() const;
     void supervise();
     void serve();
 
     std::shared_ptr<Arena> arena_;
     int me_;
-    std::mutex mutex_;                                           ///< guards everything below
-    std::vector<std::deque<std::shared_ptr<Letter>>> outgoing_;  ///< by peer, in order
-    std::vector<bool> committed_;                                ///< rings that have pages
-    std::list<std::shared_ptr<Letter>> receives_;                ///< posted and not matched
-    std::vector<Inbound> inbound_;               ///< by source: the message in the ring
-    std::list<std::shared_ptr<Stored>> stored_;  ///< put aside, in order of arrival
+    std::mutex mutex_;                                             ///< guards everything below
+    std::vector<std::deque<std::shared_ptr<Transfer>>> outgoing_;  ///< by peer, in order
+    std::vector<bool> committed_;                                  ///< rings that have pages
+    std::list<std::shared_ptr<Transfer>> receives_;                ///< posted and not matched
+    std::vector<IncomingMessage> incoming_;  ///< by source: the message that arrives now
+    std::list<std::shared_ptr<UnexpectedMessage>> unexpected_;  ///< in order of arrival
     bool serving_ = false;
     bool closed_ = false;
-    std::condition_variable wake_;  ///< the thread has something to do again
+    std::condition_variable wake_;  ///< for the background thread: there is work
     std::thread thread_;
 };
 

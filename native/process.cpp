@@ -1,4 +1,4 @@
-// native/process.cpp: reads /proc and asks pidfds.
+// native/process.cpp: read /proc and query pidfds.
 #include "process.hpp"
 
 #include <fcntl.h>
@@ -17,7 +17,7 @@ namespace unisono {
 
 namespace {
 
-/// The kernel's struct pidfd_info up to the field that we need; headers may be older than kernels.
+/// The kernel's struct pidfd_info up to the field that we need; installed headers may lack it.
 struct PidfdInfo {
     std::uint64_t mask;
     std::uint64_t cgroup;
@@ -30,8 +30,8 @@ constexpr std::uint64_t info_exit = 1u << 3;
 
 }  // namespace
 
-Process look_at(pid_t pid) noexcept {
-    Process process;
+ProcessState read_process_state(pid_t pid) noexcept {
+    ProcessState process;
     char path[64], text[1024];
     std::snprintf(path, sizeof path, "/proc/%d/stat", static_cast<int>(pid));
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -40,7 +40,7 @@ Process look_at(pid_t pid) noexcept {
     close(fd);
     if (length <= 0) return process;
     text[length] = 0;
-    // Field 2 is the name, in parentheses, with anything in it; so count from the last one.
+    // Field 2 is the name in parentheses, which may contain parentheses: start at the last one.
     char* rest = std::strrchr(text, ')');
     if (rest == nullptr) return process;
     char* state = nullptr;
@@ -54,7 +54,7 @@ Process look_at(pid_t pid) noexcept {
     return process;
 }
 
-std::optional<int> status_behind(int pidfd) noexcept {
+std::optional<int> exit_status_of(int pidfd) noexcept {
     PidfdInfo info{};
     info.mask = info_exit;
     if (ioctl(pidfd, _IOWR(0xff, 11, PidfdInfo), &info) != 0 || (info.mask & info_exit) == 0)
@@ -62,7 +62,7 @@ std::optional<int> status_behind(int pidfd) noexcept {
     return info.exit_code;
 }
 
-std::string ending(int status) {
+std::string describe_exit_status(int status) {
     static constexpr std::array names{
         "",     "HUP",  "INT",  "QUIT", "ILL",    "TRAP",   "ABRT",  "BUS",  "FPE",  "KILL", "USR1",
         "SEGV", "USR2", "PIPE", "ALRM", "TERM",   "STKFLT", "CHLD",  "CONT", "STOP", "TSTP", "TTIN",

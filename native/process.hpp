@@ -1,4 +1,4 @@
-// native/process.hpp: how another process is doing, and how it ended, by the kernel's word.
+// native/process.hpp: the state and the exit status of other processes, from the kernel.
 #pragma once
 
 #include <sys/types.h>
@@ -10,22 +10,22 @@
 namespace unisono {
 
 /// What /proc says about a process.
-struct Process {
-    char state = 0;             ///< R runs, S sleeps, T is stopped, Z has ended; 0: there is none
-    std::uint64_t started = 0;  ///< tells it from a later process with the same number
-    int status = 0;             ///< as wait() gives it, once it has ended
+struct ProcessState {
+    char state = 0;  ///< R: running, S: sleeping, T: stopped, Z: ended; 0: no such process
+    std::uint64_t started = 0;  ///< start time: another process may get the same number later
+    int status = 0;             ///< as wait() returns it, after the process has ended
 
     bool stopped() const noexcept { return state == 'T' || state == 't'; }
 };
 
-/// Looks a process up; `state` is 0 if there is none that we may see.
-Process look_at(pid_t pid) noexcept;
+/// Reads the state of a process; `state` is 0 if there is none that we can see.
+ProcessState read_process_state(pid_t pid) noexcept;
 
-/// How the process behind a pidfd ended, where the kernel still knows although its parent has
-/// collected it (Linux 6.15).
-std::optional<int> status_behind(int pidfd) noexcept;
+/// The exit status of the process of a pidfd, if the kernel still knows it after its parent has
+/// reaped it (Linux 6.15).
+std::optional<int> exit_status_of(int pidfd) noexcept;
 
-/// "killed by SIGKILL" or "exited with code 3", from a status as wait() gives it.
-std::string ending(int status);
+/// "killed by SIGKILL" or "exited with code 3", from a status as wait() returns it.
+std::string describe_exit_status(int status);
 
 }  // namespace unisono

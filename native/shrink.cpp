@@ -1,11 +1,11 @@
 // native/shrink.cpp: survivors of a group agree on a smaller one.
 //
-// Every survivor marks itself in its own line of the old group and waits until each other member
-// has marked itself, has left, or is dead. Then the lowest living one that is marked prepares the
-// memory of the new group with the list of those it sees, and publishes its offset by one
-// compare-exchange in the old header: so there is one list, whoever wrote it and whatever became of
-// him. If he dies before, the next lowest does it. Who is in the list and dies later is lost in the
-// new group, which can be shrunk again.
+// Every survivor marks itself in its Member of the old group and waits until each other member has
+// marked itself, has left, or is dead. Then the lowest living rank that is marked prepares the
+// memory of the new group, with a list of the marked ranks that are alive, and publishes its offset
+// with one compare-exchange in the old header. So there is one list, even if the rank that wrote it
+// dies. If it dies before it has published, the next lowest takes over. A rank that is in the list
+// and dies later is lost in the new group, which can be shrunk again.
 #include <algorithm>
 
 #include "group.hpp"
@@ -23,13 +23,14 @@ double seconds_until(Clock::time_point deadline) noexcept {
 
 std::vector<int> Group::members_at(const Arena& arena, std::size_t offset) {
     static_assert(sizeof(GroupHeader) + max_ranks * sizeof(std::int32_t) <= page);
-    arena.check_place(offset, page);
+    arena.check_group_offset(offset, page);
     const Mapping mapping(arena.fd(), offset, page);
     const std::uint32_t size = reinterpret_cast<GroupHeader*>(mapping.data())->size;
     if (size < 1 || size > max_ranks)
-        throw damaged(format("the group at %zu is said to be of %u ranks", offset, size));
-    const GroupPlan plan(static_cast<int>(size));
-    const auto* first = reinterpret_cast<const std::int32_t*>(mapping.data() + plan.world_ranks);
+        throw damaged(format("the header of the group at offset %zu says that it has %u ranks",
+                             offset, size));
+    const GroupLayout layout(static_cast<int>(size));
+    const auto* first = reinterpret_cast<const std::int32_t*>(mapping.data() + layout.world_ranks);
     std::vector<int> ranks(first, first + size);
     check_ranks(arena, ranks);
     return ranks;
@@ -45,11 +46,11 @@ std::size_t Group::shrink(const std::vector<int>& exclude, const Limits& limits)
                                                 rank_, size_));
         excluded[static_cast<std::size_t>(rank)] = true;
     }
-    set_mark(Mark::waits);
+    set_mark(ShrinkMark::waiting);
     if (broken_ == nullptr) {
         broken_ = std::make_unique<Failure>(Fault::closed, "the group was shrunk");
         usable_.store(false, std::memory_order_relaxed);  // as in close()
-        give_up(Leave::shrinking, rank_);
+        give_up(LeaveReason::shrinking, rank_);
     }
     wake_all(members_[rank_].turn);
     try {
@@ -57,59 +58,60 @@ std::size_t Group::shrink(const std::vector<int>& exclude, const Limits& limits)
             if (peer != rank_ && !excluded[static_cast<std::size_t>(peer)])
                 await_mark(peer, deadline, limits);
         for (;;) {
-            // acquire: pairs with lead(): the new group is prepared.
+            // acquire: pairs with publish_new_group(): the new group is prepared.
             if (const auto offset = header_->shrunk.load(std::memory_order_acquire)) return offset;
             const std::vector<int> ranks = survivors(excluded);
-            if (ranks.front() == rank_) return lead(ranks);
-            bool turn = false;
+            if (ranks.front() == rank_) return publish_new_group(ranks);
+            bool is_next = false;
             wait_until(
-                header_->published, arena_->patience(),
+                header_->published, arena_->spin_policy(),
                 {seconds_until(deadline), limits.interrupted},
-                [&] { return turn || header_->shrunk.load(std::memory_order_acquire) != 0; },
-                [&] { turn = survivors(excluded).front() == rank_; },
+                [&] { return is_next || header_->shrunk.load(std::memory_order_acquire) != 0; },
+                [&] { is_next = survivors(excluded).front() == rank_; },
                 [&] { expire_shrink({ranks.front()}, limits.seconds); });
         }
     } catch (...) {
-        // Who has seen the mark may count us in all the same; then a second try finds that group.
-        set_mark(Mark::gave_up);
+        // A rank that has seen our mark may still include us; then our next try finds that group.
+        set_mark(ShrinkMark::gave_up);
         throw;
     }
 }
 
-Mark Group::mark(int rank) const noexcept {
-    // seq_cst: pairs with set_mark(), which is followed by a wake-up where that matters.
-    return static_cast<Mark>(members_[rank].shrinking.load(std::memory_order_seq_cst));
+ShrinkMark Group::mark(int rank) const noexcept {
+    // seq_cst: pairs with set_mark(); a wake-up follows it where peers may sleep.
+    return static_cast<ShrinkMark>(members_[rank].shrinking.load(std::memory_order_seq_cst));
 }
 
-void Group::set_mark(Mark mark) noexcept {
+void Group::set_mark(ShrinkMark mark) noexcept {
     // seq_cst: pairs with mark().
     members_[rank_].shrinking.store(static_cast<std::uint32_t>(mark), std::memory_order_seq_cst);
 }
 
-/// Whether a member will not come: it has left the group or the job, or it has ended.
+/// Whether a member cannot mark itself any more: it has left the group or the job, or it has ended.
 bool Group::gone(int rank) const noexcept {
     const int world = world_rank(rank);
-    // acquire: pairs with settle() and Arena::leave().
-    return members_[rank].settled.load(std::memory_order_acquire) != 0 ||
-           arena_->resident(world).left.load(std::memory_order_acquire) != 0 ||
+    // acquire: pairs with mark_departed() and Arena::leave().
+    return members_[rank].departed.load(std::memory_order_acquire) != 0 ||
+           arena_->rank_info(world).left.load(std::memory_order_acquire) != 0 ||
            !arena_->alive(world);
 }
 
-/// Waits until a member has marked itself or is gone, or until the outcome is known anyway.
+/// Waits until a member has marked itself or is gone, or until the new group is published.
 void Group::await_mark(int peer, Clock::time_point deadline, const Limits& limits) {
     bool missing = false;
     wait_until(
-        members_[peer].turn, arena_->patience(), {seconds_until(deadline), limits.interrupted},
+        members_[peer].turn, arena_->spin_policy(), {seconds_until(deadline), limits.interrupted},
         [&] {
-            return missing || mark(peer) == Mark::waits ||
+            return missing || mark(peer) == ShrinkMark::waiting ||
                    header_->shrunk.load(std::memory_order_relaxed) != 0;
         },
         [&] { missing = gone(peer); },
         [&] {
-            // Who gave up at the same deadline as we do is not to blame.
+            // Name only ranks that did not call shrink(), not those that timed out as we do.
             std::vector<int> late;
             for (int rank = peer; rank < size_; ++rank)
-                if (rank != rank_ && mark(rank) == Mark::no && !gone(rank)) late.push_back(rank);
+                if (rank != rank_ && mark(rank) == ShrinkMark::none && !gone(rank))
+                    late.push_back(rank);
             if (late.empty()) late.push_back(peer);
             expire_shrink(late, limits.seconds);
         });
@@ -120,23 +122,23 @@ std::vector<int> Group::survivors(const std::vector<bool>& excluded) const {
     std::vector<int> ranks;
     for (int rank = 0; rank < size_; ++rank) {
         if (excluded[static_cast<std::size_t>(rank)]) continue;
-        if (rank == rank_ || (mark(rank) == Mark::waits && arena_->alive(world_rank(rank))))
+        if (rank == rank_ || (mark(rank) == ShrinkMark::waiting && arena_->alive(world_rank(rank))))
             ranks.push_back(rank);
     }
     return ranks;
 }
 
-/// Prepares the new group and publishes it, unless another one has come before.
-std::size_t Group::lead(const std::vector<int>& ranks) {
+/// Prepares the new group and publishes it, unless another rank has published one before.
+std::size_t Group::publish_new_group(const std::vector<int>& ranks) {
     std::vector<int> world_ranks;
     for (const int rank : ranks) world_ranks.push_back(world_rank(rank));
     const std::size_t offset = prepare(*arena_, world_ranks, false);
     std::uint64_t other = 0;
-    // release: pairs with the acquires in shrink(), here and below: whoever reads the offset finds
-    // the new group prepared.
+    // release: pairs with the acquires in shrink(), here and below: a rank that reads the
+    // offset finds the new group prepared.
     if (!header_->shrunk.compare_exchange_strong(other, offset, std::memory_order_acq_rel,
                                                  std::memory_order_acquire)) {
-        arena_->release(offset, GroupPlan(static_cast<int>(ranks.size())).bytes);
+        arena_->release(offset, GroupLayout(static_cast<int>(ranks.size())).bytes);
         return other;
     }
     post(header_->published, 1);
@@ -146,10 +148,11 @@ std::size_t Group::lead(const std::vector<int>& ranks) {
 void Group::expire_shrink(const std::vector<int>& missing, double seconds) const {
     std::string text;
     for (const int rank : missing) {
-        const Process process =
-            look_at(arena_->resident(world_rank(rank)).pid.load(std::memory_order_relaxed));
-        text += format("; %s is alive but %s, its last call was %s", who(rank).c_str(),
-                       process.stopped() ? "stopped" : "has not come", deed(rank).c_str());
+        const ProcessState process = read_process_state(
+            arena_->rank_info(world_rank(rank)).pid.load(std::memory_order_relaxed));
+        text +=
+            format("; %s is alive but %s; %s", describe_rank(rank).c_str(),
+                   process.stopped() ? "stopped" : "has not come", last_call_clause(rank).c_str());
     }
     throw Failure(Fault::timeout,
                   format("shrinking the group reached its timeout of %g s waiting for %s%s",

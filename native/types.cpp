@@ -1,4 +1,4 @@
-// native/types.cpp: names for messages.
+// native/types.cpp: names and texts for error messages.
 #include "types.hpp"
 
 #include <array>
@@ -46,7 +46,7 @@ std::string format(const char* pattern, ...) {
 }
 
 Failure damaged(const std::string& what) {
-    return {Fault::system, "the job's memory is damaged: " + what + "; start the job again"};
+    return {Fault::system, "the job's memory is damaged: " + what + "; restart the job"};
 }
 
 std::string name_ranks(const std::vector<int>& ranks) {

@@ -1,4 +1,4 @@
-// native/types.hpp: element types, operators and verbs, with the numbers that Python uses too.
+// native/types.hpp: element types, operators and verbs, with the codes that Python uses too.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace unisono {
 
-/// Codes as in src/unisono/core/dtypes.py. From `moved` on a type is only carried, not reduced.
+/// Codes as in src/unisono/core/dtypes.py. Types from `moved` on are only copied, not reduced.
 enum class DType : std::uint8_t {
     boolean,
     int8,
@@ -67,10 +67,10 @@ enum class Fault : std::uint8_t {
     mismatch,     ///< ranks disagree about the call
     lost,         ///< a peer ended or left
     timeout,      ///< the deadline passed
-    interrupted,  ///< the caller's interrupt check said stop (Ctrl-C)
-    memory,       ///< the host has not enough shared memory
+    interrupted,  ///< Ctrl-C: Limits::interrupted returned true
+    memory,       ///< the host does not have enough shared memory
     closed,       ///< the group is closed or broken
-    system        ///< the operating system refused something
+    system        ///< a system call failed, or the shared memory is damaged
 };
 
 /// The one exception of the native code. `ranks` are ranks of the group that was called.
@@ -86,10 +86,10 @@ public:
     std::vector<int> ranks;
 };
 
-/// Printf into a string: messages are made on cold paths only.
+/// Printf into a string, for error messages: not fast.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 
-/// What a rank throws that finds something in the shared memory which no rank writes there.
+/// The failure of a rank that finds something in shared memory that no rank writes.
 Failure damaged(const std::string& what);
 
 /// "rank 2" or "ranks 0, 1, 3".

@@ -13,28 +13,28 @@
 
 namespace unisono {
 
-void sleep_on(Signal& signal, std::uint32_t seen, std::chrono::nanoseconds longest) noexcept {
+void sleep_on(WaitWord& word, std::uint32_t seen, std::chrono::nanoseconds longest) noexcept {
     const auto nanoseconds = longest.count() < 0 ? 0 : longest.count();
     const timespec duration{static_cast<time_t>(nanoseconds / 1'000'000'000),
                             static_cast<long>(nanoseconds % 1'000'000'000)};
-    // Not FUTEX_PRIVATE: the word is shared between processes. A signal ends the wait (EINTR).
-    syscall(SYS_futex, &signal.value, FUTEX_WAIT, seen, &duration, nullptr, 0);
+    // Not FUTEX_PRIVATE: the word is shared between processes. A Unix signal ends the wait (EINTR).
+    syscall(SYS_futex, &word.value, FUTEX_WAIT, seen, &duration, nullptr, 0);
 }
 
-void wake_all(Signal& signal) noexcept {
-    syscall(SYS_futex, &signal.value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+void wake_all(WaitWord& word) noexcept {
+    syscall(SYS_futex, &word.value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 void yield_core() noexcept { sched_yield(); }
 
-void leave_signals_to_others() noexcept {
+void block_unix_signals() noexcept {
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, nullptr);
 }
 
-Patience choose_patience(bool crowded, bool one_session) noexcept {
-    if (!crowded) return {4000, 50};
+SpinPolicy choose_spin_policy(bool oversubscribed, bool one_session) noexcept {
+    if (!oversubscribed) return {4000, 50};
     return {0, one_session ? 50 : 5};
 }
 

@@ -1,4 +1,4 @@
-// native/wait.hpp: waiting for a word of shared memory: spin, then yield, then sleep in the kernel.
+// native/wait.hpp: wait for a word of shared memory: spin, then yield, then sleep in the kernel.
 #pragma once
 
 #include <algorithm>
@@ -12,27 +12,27 @@ namespace unisono {
 
 using Clock = std::chrono::steady_clock;
 
-/// A word that others wait on. It stands alone on two cache lines' worth of its owner's memory,
-/// because the neighbour prefetcher pulls lines in pairs.
-struct Signal {
+/// A word that others wait for. Structs that contain one are aligned to two cache lines, because
+/// the hardware prefetcher loads lines in pairs.
+struct WaitWord {
     std::atomic<std::uint32_t> value{0};
     std::atomic<std::uint32_t> sleepers{0};
 };
 
-/// How long to try before sleeping. With a core for each rank, spin: the peer is about to come.
-/// With fewer cores spinning only keeps the peer from running, so hand the core over instead.
-struct Patience {
+/// How long to try before sleeping. With a core for each rank, spin: the peer will arrive soon.
+/// With fewer cores, spinning keeps the peer from running, so yield the core instead.
+struct SpinPolicy {
     int spins = 0;
     int yields = 0;
 };
 
-/// What a caller brings to a wait: its deadline, and how to notice Ctrl-C.
+/// When to stop waiting: the deadline, and Ctrl-C.
 struct Limits {
     double seconds = 1800;
-    bool (*interrupted)() = nullptr;  ///< asked after signals and now and then; true: give up
+    bool (*interrupted)() = nullptr;  ///< called after every slice of sleep; true: stop waiting
 };
 
-/// When `seconds` from now are over; thirty years are as good as never.
+/// The time in `seconds` from now; at most thirty years, which is never.
 inline Clock::time_point deadline_after(double seconds) noexcept {
     const std::chrono::duration<double> span(std::clamp(seconds, 0.0, 1e9));
     return Clock::now() + std::chrono::duration_cast<Clock::duration>(span);
@@ -46,90 +46,90 @@ inline void pause() noexcept {
 #endif
 }
 
-/// One slice of sleep: long enough to cost nothing, short enough to notice a death soon.
+/// The longest sleep before peers are checked again: long enough to cost nothing, short enough to
+/// notice a death soon.
 inline constexpr std::chrono::milliseconds slice{20};
 
-/// Sleeps until `signal.value` is not `seen` any more, a slice has passed, or a signal arrived.
-/// The caller has announced itself in `sleepers`.
-void sleep_on(Signal& signal, std::uint32_t seen, std::chrono::nanoseconds longest) noexcept;
+/// Sleeps until `word.value` is not `seen` any more, `longest` has passed, or a Unix signal
+/// arrives. The caller has announced itself in `sleepers`.
+void sleep_on(WaitWord& word, std::uint32_t seen, std::chrono::nanoseconds longest) noexcept;
 
-/// Wakes everyone who sleeps on the signal.
-void wake_all(Signal& signal) noexcept;
+/// Wakes all threads that sleep on the word.
+void wake_all(WaitWord& word) noexcept;
 
-/// Sets the signal and wakes sleepers, if there are any. What was written before is visible to
-/// whoever sees the value. seq_cst: pairs with `Sleeper`, which announces itself and then looks at
+/// Sets the word and wakes sleepers, if there are any. What was written before is visible to a
+/// thread that sees the value. seq_cst: pairs with `Sleeper`, which announces itself and then reads
 /// the value again; either it sees the new value, or we see the announcement.
-inline void post(Signal& signal, std::uint32_t value) noexcept {
-    signal.value.store(value, std::memory_order_seq_cst);
-    if (signal.sleepers.load(std::memory_order_seq_cst) != 0) wake_all(signal);
+inline void post(WaitWord& word, std::uint32_t value) noexcept {
+    word.value.store(value, std::memory_order_seq_cst);
+    if (word.sleepers.load(std::memory_order_seq_cst) != 0) wake_all(word);
 }
 
-/// The same, unless the signal is not `before` any more; whether it was. seq_cst: pairs with
-/// `Sleeper`, as in post(), and with whoever else exchanges the value.
-inline bool post_from(Signal& signal, std::uint32_t before, std::uint32_t value) noexcept {
-    if (!signal.value.compare_exchange_strong(before, value, std::memory_order_seq_cst))
-        return false;
-    if (signal.sleepers.load(std::memory_order_seq_cst) != 0) wake_all(signal);
+/// The same, if the word is still `before`; returns whether it was. seq_cst: pairs with `Sleeper`,
+/// as in post(), and with other compare-exchanges of the value.
+inline bool post_from(WaitWord& word, std::uint32_t before, std::uint32_t value) noexcept {
+    if (!word.value.compare_exchange_strong(before, value, std::memory_order_seq_cst)) return false;
+    if (word.sleepers.load(std::memory_order_seq_cst) != 0) wake_all(word);
     return true;
 }
 
-/// Adds one to a signal that several peers ring.
-inline void ring(Signal& signal) noexcept {
-    signal.value.fetch_add(1, std::memory_order_seq_cst);  // pairs with Sleeper, as in post()
-    if (signal.sleepers.load(std::memory_order_seq_cst) != 0) wake_all(signal);
+/// Adds one to a word; several peers may do so at the same time.
+inline void ring(WaitWord& word) noexcept {
+    word.value.fetch_add(1, std::memory_order_seq_cst);  // pairs with Sleeper, as in post()
+    if (word.sleepers.load(std::memory_order_seq_cst) != 0) wake_all(word);
 }
 
-/// Announces a sleeper for as long as it lives.
+/// Announces a sleeper during its lifetime.
 class Sleeper {
 public:
-    explicit Sleeper(Signal& signal) noexcept : signal_(signal) {
-        signal_.sleepers.fetch_add(1, std::memory_order_seq_cst);  // pairs with post() and ring()
+    explicit Sleeper(WaitWord& word) noexcept : word_(word) {
+        word_.sleepers.fetch_add(1, std::memory_order_seq_cst);  // pairs with post() and ring()
     }
-    ~Sleeper() { signal_.sleepers.fetch_sub(1, std::memory_order_relaxed); }
+    ~Sleeper() { word_.sleepers.fetch_sub(1, std::memory_order_relaxed); }
     Sleeper(const Sleeper&) = delete;
     Sleeper& operator=(const Sleeper&) = delete;
 
 private:
-    Signal& signal_;
+    WaitWord& word_;
 };
 
 /// Waits until `ready()`. On the slow path `check()` is called before every slice of sleep and
-/// may throw: it looks for dead peers. Ctrl-C and the deadline are looked after here; at the
-/// deadline `expired()` is called and throws, unless what was waited for has come after all.
+/// may throw: it looks for dead peers. Ctrl-C and the deadline are handled here; at the deadline
+/// `expired()` is called, and throws unless `ready()` has become true.
 template <class Ready, class Check, class Expired>
-void wait_until(Signal& signal, const Patience& patience, const Limits& limits, Ready ready,
+void wait_until(WaitWord& word, const SpinPolicy& spin_policy, const Limits& limits, Ready ready,
                 Check check, Expired expired);
 
-/// Blocks all signals in this thread, so that Ctrl-C wakes the thread that can act on it.
-void leave_signals_to_others() noexcept;
+/// Blocks all Unix signals in this thread, so that Ctrl-C wakes a thread that can handle it.
+void block_unix_signals() noexcept;
 
-/// The patience for ranks that do (`crowded`) or do not share cores. sched_yield only hands the
-/// core to a process of the same session where the kernel groups sessions (autogroup).
-Patience choose_patience(bool crowded, bool one_session) noexcept;
+/// The policy for ranks that share cores (`oversubscribed`) or do not. If the kernel schedules
+/// sessions as groups (autogroup), sched_yield only yields to processes of the same session.
+SpinPolicy choose_spin_policy(bool oversubscribed, bool one_session) noexcept;
 
 // ---- details -----------------------------------------------------------------------------------
 
 void yield_core() noexcept;
 
 template <class Ready, class Check, class Expired>
-void wait_until(Signal& signal, const Patience& patience, const Limits& limits, Ready ready,
+void wait_until(WaitWord& word, const SpinPolicy& spin_policy, const Limits& limits, Ready ready,
                 Check check, Expired expired) {
     if (ready()) return;
-    for (int i = 0; i < patience.spins; ++i) {
+    for (int i = 0; i < spin_policy.spins; ++i) {
         if (ready()) return;
         pause();
     }
-    for (int i = 0; i < patience.yields; ++i) {
+    for (int i = 0; i < spin_policy.yields; ++i) {
         if (ready()) return;
         yield_core();
     }
     const auto deadline = deadline_after(limits.seconds);
-    const Sleeper sleeper(signal);
+    const Sleeper sleeper(word);
     for (;;) {
-        const std::uint32_t seen = signal.value.load(std::memory_order_seq_cst);
+        const std::uint32_t seen = word.value.load(std::memory_order_seq_cst);
         if (ready()) return;
         check();
-        if (ready()) return;  // a peer may have answered and then died
+        if (ready()) return;  // a peer may have arrived and then died
         const auto now = Clock::now();
         if (now >= deadline) {
             expired();
@@ -137,7 +137,7 @@ void wait_until(Signal& signal, const Patience& patience, const Limits& limits, 
         }
         if (limits.interrupted != nullptr && limits.interrupted())
             throw Failure(Fault::interrupted, "interrupted");
-        sleep_on(signal, seen, std::min<Clock::duration>(slice, deadline - now));
+        sleep_on(word, seen, std::min<Clock::duration>(slice, deadline - now));
     }
 }
 

@@ -7,10 +7,10 @@ namespace unisono {
 
 namespace {
 
-constexpr auto idle_time = std::chrono::seconds(1);  // how long a thread without work stays
+constexpr auto idle_time = std::chrono::seconds(1);  // how long the thread waits for work
 
-/// What the exception that is being handled means for the record of its call.
-State outcome() noexcept {
+/// The state of the call whose exception is being handled, for its record.
+CallState outcome() noexcept {
     try {
         throw;
     } catch (const Failure& failure) {
@@ -24,19 +24,19 @@ State outcome() noexcept {
 
 void Completion::finish(std::unique_ptr<Failure> failure) noexcept {
     failure_ = std::move(failure);
-    post(signal_, 1);  // pairs with the acquire in done()
+    post(done_, 1);  // pairs with the acquire in done()
 }
 
 bool Completion::wait(const Limits& limits) {
     if (done()) return true;
     const auto deadline = deadline_after(limits.seconds);
-    const Sleeper sleeper(signal_);
+    const Sleeper sleeper(done_);
     while (!done()) {
         const auto now = Clock::now();
         if (now >= deadline) return false;
         if (limits.interrupted != nullptr && limits.interrupted())
             throw Failure(Fault::interrupted, "interrupted");
-        sleep_on(signal_, 0, std::min<Clock::duration>(slice, deadline - now));
+        sleep_on(done_, 0, std::min<Clock::duration>(slice, deadline - now));
     }
     return true;
 }
@@ -46,57 +46,57 @@ Worker::Worker(std::unique_ptr<Group> group)
 
 Worker::~Worker() { close(0); }
 
-std::uint64_t Worker::note(const Request& request) noexcept {
-    // Whoever calls a broken group in vain again and again would push out what broke it.
+std::uint64_t Worker::record_start(const CallArguments& arguments) noexcept {
+    // Calls of a broken group fail at once; their records would displace the one that broke it.
     if (!group_->usable()) return 0;
-    return log_.begin(request, group_->number(), group_->page_number(), ++calls_);
+    return log_.begin(arguments, group_->number(), group_->page_number(), ++calls_);
 }
 
-void Worker::run(const Request& request, const Limits& limits) {
+void Worker::run(const CallArguments& arguments, const Limits& limits) {
     std::unique_lock lock(mutex_);
     if (closed_) throw Failure(Fault::closed, "the group is closed; make a new one");
     if (!busy_ && queue_.empty()) {
         busy_ = true;
-        const std::uint64_t record = note(request);
+        const std::uint64_t log_sequence = record_start(arguments);
         lock.unlock();
         try {
-            group_->run(request, limits);
+            group_->run(arguments, limits);
         } catch (...) {
-            log_.end(record, outcome());
+            log_.end(log_sequence, outcome());
             lock.lock();
             busy_ = false;
             changed_.notify_all();
             throw;
         }
-        log_.end(record, State::done);
+        log_.end(log_sequence, CallState::done);
         lock.lock();
         busy_ = false;
-        // Whoever closes the group waits for this too; nobody waits in the usual case.
+        // close() may wait for this; usually nobody does.
         changed_.notify_all();
         return;
     }
     lock.unlock();
-    const auto completion = start(request, limits.seconds);
-    const Limits forever{1e18, nullptr};  // the call itself keeps the deadline
+    const auto completion = start(arguments, limits.seconds);
+    const Limits forever{1e18, nullptr};  // the call itself has the deadline
     try {
         completion->wait({forever.seconds, limits.interrupted});
     } catch (const Failure&) {
-        group_->stop();  // the caller's memory is ours only until we return
+        group_->stop();  // we may not use the caller's memory after we return
         completion->wait(forever);
         throw;
     }
     if (const Failure* failure = completion->failure()) throw Failure(*failure);
 }
 
-std::shared_ptr<Completion> Worker::start(Request request, double seconds) {
+std::shared_ptr<Completion> Worker::start(CallArguments arguments, double seconds) {
     auto completion = std::make_shared<Completion>();
     const std::lock_guard lock(mutex_);
     if (closed_) throw Failure(Fault::closed, "the group is closed; make a new one");
-    const std::uint64_t record = note(request);
-    queue_.push_back({std::move(request), seconds, completion, record});
+    const std::uint64_t log_sequence = record_start(arguments);
+    queue_.push_back({std::move(arguments), seconds, completion, log_sequence});
     if (!serving_) {
         if (thread_.joinable())
-            thread_.join();  // it has decided to end, and holds no lock any more
+            thread_.join();  // it has decided to end, and does not need the lock
         serving_ = true;
         thread_ = std::thread([this] { serve(); });
     }
@@ -105,11 +105,11 @@ std::shared_ptr<Completion> Worker::start(Request request, double seconds) {
 }
 
 void Worker::serve() {
-    leave_signals_to_others();
+    block_unix_signals();
     std::unique_lock lock(mutex_);
     for (;;) {
         const bool work = changed_.wait_for(lock, idle_time, [&] {
-            return !busy_ && (closed_ || !queue_.empty());  // whoever is busy needs the lock to end
+            return !busy_ && (closed_ || !queue_.empty());  // a running call needs the lock to end
         });
         if (queue_.empty() && (closed_ || !work) && !busy_) break;
         if (busy_ || queue_.empty()) continue;
@@ -119,11 +119,11 @@ void Worker::serve() {
         lock.unlock();
         std::unique_ptr<Failure> failure;
         try {
-            group_->run(task.request, {task.seconds, nullptr});
+            group_->run(task.arguments, {task.seconds, nullptr});
         } catch (const Failure& caught) {
             failure = std::make_unique<Failure>(caught);
         }
-        log_.end(task.record, failure == nullptr ? State::done : failed(failure->fault));
+        log_.end(task.log_sequence, failure == nullptr ? CallState::done : failed(failure->fault));
         lock.lock();
         busy_ = false;
         task.completion->finish(std::move(failure));
@@ -132,13 +132,13 @@ void Worker::serve() {
     serving_ = false;
 }
 
-void Worker::retire() noexcept {
+void Worker::abort_calls() noexcept {
     std::unique_lock lock(mutex_);
     if (!closed_) {
         closed_ = true;
         group_->stop();
         for (Task& task : queue_) {
-            log_.end(task.record, failed(Fault::closed));
+            log_.end(task.log_sequence, failed(Fault::closed));
             task.completion->finish(std::make_unique<Failure>(
                 Fault::closed, "the group was closed before this call had begun"));
         }
@@ -146,7 +146,7 @@ void Worker::retire() noexcept {
         changed_.notify_all();
     }
     changed_.wait(lock, [&] { return !busy_; });
-    std::thread thread = std::move(thread_);  // of several that close at once one joins it
+    std::thread thread = std::move(thread_);  // if several threads close, one joins it
     lock.unlock();
     if (!thread.joinable()) return;
     if (thread.get_id() == std::this_thread::get_id())
@@ -162,8 +162,8 @@ void Worker::close(double drain_seconds) noexcept {
             changed_.wait_until(lock, deadline_after(drain_seconds),
                                 [&] { return !busy_ && queue_.empty(); });
     }
-    retire();
-    const std::lock_guard lock(mutex_);  // several threads may close at once
+    abort_calls();
+    const std::lock_guard lock(mutex_);  // several threads may close at the same time
     group_->close();
 }
 

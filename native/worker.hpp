@@ -1,4 +1,4 @@
-// native/worker.hpp: brings the calls of one group into one order, and runs some in the background.
+// native/worker.hpp: runs the calls of one group one after the other, some in the background.
 #pragma once
 
 #include <condition_variable>
@@ -11,22 +11,22 @@
 
 namespace unisono {
 
-/// The outcome of a call that somebody may wait for, once or often, from any thread.
+/// The outcome of a call; any thread may wait for it, any number of times.
 class Completion {
 public:
-    /// Notes the outcome; null: it went well.
+    /// Sets the outcome; null: success.
     void finish(std::unique_ptr<Failure> failure) noexcept;
 
-    bool done() const noexcept { return signal_.value.load(std::memory_order_acquire) != 0; }
+    bool done() const noexcept { return done_.value.load(std::memory_order_acquire) != 0; }
 
     /// Waits up to `limits.seconds`; false if they passed first. Throws only for Ctrl-C.
     bool wait(const Limits& limits);
 
-    /// What went wrong; null if nothing did. Only after the end.
+    /// What went wrong; null: success. Only after done().
     const Failure* failure() const noexcept { return failure_.get(); }
 
 private:
-    Signal signal_;  ///< 1 once `failure_` is final
+    WaitWord done_;  ///< 1 after `failure_` is set
     std::unique_ptr<Failure> failure_;
 };
 
@@ -39,36 +39,37 @@ public:
 
     Group& group() noexcept { return *group_; }
 
-    /// Runs a call to its end; throws Failure.
-    void run(const Request& request, const Limits& limits);
+    /// Runs a call to completion; throws Failure.
+    void run(const CallArguments& arguments, const Limits& limits);
 
     /// Queues a call.
-    std::shared_ptr<Completion> start(Request request, double seconds);
+    std::shared_ptr<Completion> start(CallArguments arguments, double seconds);
 
-    /// Ends all calls, now and for good, but does not leave the group yet.
-    void retire() noexcept;
+    /// Ends all calls and accepts no more, but does not leave the group yet.
+    void abort_calls() noexcept;
 
-    /// Lets queued calls end for up to `drain_seconds`, then gives them up, and leaves the group.
+    /// Waits up to `drain_seconds` for queued calls to complete, cancels the rest, and leaves the
+    /// group.
     void close(double drain_seconds) noexcept;
 
 private:
     struct Task {
-        Request request;
+        CallArguments arguments;
         double seconds;
         std::shared_ptr<Completion> completion;
-        std::uint64_t record;
+        std::uint64_t log_sequence;
     };
 
     void serve();
-    std::uint64_t note(const Request& request) noexcept;
+    std::uint64_t record_start(const CallArguments& arguments) noexcept;
 
     std::unique_ptr<Group> group_;
     Log& log_;
     std::mutex mutex_;  ///< guards everything below
     std::condition_variable changed_;
     std::deque<Task> queue_;
-    std::uint32_t calls_ = 0;  ///< run or queued: the group numbers them alike when it runs them
-    bool busy_ = false;        ///< a call is running, in whichever thread
+    std::uint32_t calls_ = 0;  ///< run or queued; the group counts in the same order
+    bool busy_ = false;        ///< a call is running, in any thread
     bool serving_ = false;     ///< the thread has not decided to end
     bool closed_ = false;
     std::thread thread_;

@@ -1,11 +1,11 @@
-"""Checks the models of the arena's protocol with spin, and that spin finds every planted bug.
+"""Check the models of the shared memory's protocol with spin, and that spin finds planted bugs.
 
     python native/model/check.py            everything; ten minutes or more on one core
     python native/model/check.py --quick    a few seconds
-    python native/model/check.py --keep D   leaves the trails of what was found in folder D
+    python native/model/check.py --keep D   keeps the trails of errors in folder D
 
-Needs spin and gcc (`apt-get install spin gcc`). Exit code: 0 all as expected, 1 a model fails or a
-planted bug is not found, 2 spin or gcc is missing.
+Needs spin and gcc (`apt-get install spin gcc`). Exit code: 0: all as expected, 1: a model fails
+or a planted bug is not found, 2: spin or gcc is missing.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-MEMORY = 6000  # MB that one search may take
+MEMORY = 6000  # MB that one search may use
 
 
 @dataclass(frozen=True)
 class Check:
-    """One search: a model, its bounds, and what must come out."""
+    """One search: a model, its bounds, and the expected result."""
 
     model: str
     about: str
-    defines: str  # as words: NAME or NAME=VALUE
+    defines: str  # separated by spaces: NAME or NAME=VALUE
     finds: bool = False  # whether spin must find an error: a planted bug or a known weakness
-    how: str = "safety"  # safety: assertions and deadlocks; ltl: every run ends; bitstate: a sample
+    how: str = "safety"  # safety: assertions, deadlocks; ltl: every run ends; bitstate: a sample
     quick: bool = False
 
     def bound(self, name: str, default: str) -> str:
@@ -44,10 +44,10 @@ class Check:
         return default
 
     def bounds(self) -> list[str]:
-        """Ranks, rounds and deaths, as the table shows them."""
+        """Return ranks, rounds and deaths, as the table shows them."""
         if self.model == "worker":
             return ["threads", self.bound("CALLERS", "2") + "+" + self.bound("STARTS", "2"), "-"]
-        rounds = self.bound("CALLS", self.bound("ROUNDS", "any"))  # shrink goes on until it ends
+        rounds = self.bound("CALLS", self.bound("ROUNDS", "any"))  # shrink repeats until it ends
         return [self.bound("RANKS", "3"), rounds, self.bound("DEATHS", "0")]
 
 
@@ -75,7 +75,7 @@ RIGHT = [
     right("group", "one outcome", "RANKS=4 CALLS=1 ONE_OUTCOME"),
     right("group", "one outcome, two steps a call", "RANKS=3 CALLS=1 STEPS=2 DEATHS=1 ONE_OUTCOME"),
     right("group", "one outcome, sliced", "RANKS=3 CALLS=2 SLICED DEATHS=1 ONE_OUTCOME"),
-    right("group", "mismatch: common verdict", "RANKS=3 CALLS=2 ODD=1 DEATHS=1 ONE_OUTCOME"),
+    right("group", "mismatch: one result", "RANKS=3 CALLS=2 ODD=1 DEATHS=1 ONE_OUTCOME"),
     right("group", "close, no memory", "RANKS=3 CALLS=2 CLOSES=1 SHORTAGES=1 ONE_OUTCOME"),
     right(
         "group",
@@ -100,19 +100,19 @@ RIGHT = [
     right("shrink", "every shrink ends", "RANKS=3 DEATHS=2", "ltl"),
     right("worker", "one call at a time, all end", "CALLERS=2 STARTS=2 CLOSERS=1"),
     right("worker", "no notice is lost", "CALLERS=2 STARTS=2 CLOSERS=0 IDLE_ONLY"),
-    right("worker", "a close() hears of every end", "DRAIN_FOREVER IDLE_ONLY"),
-    right("worker", "two threads close at once", "CALLERS=1 STARTS=1 CLOSERS=2"),
+    right("worker", "close() notices every end", "DRAIN_FOREVER IDLE_ONLY"),
+    right("worker", "two threads close at the same time", "CALLERS=1 STARTS=1 CLOSERS=2"),
 ]
 
-#: What the code does not promise, shown by a trail; and the change that would make it hold.
+#: What the code does not guarantee, shown by a trail; and the change that would.
 WEAK = [
     wrong("wait", "weak: give_up() wakes only with slices", "RANKS=3 ROUNDS=2 GIVE_UPS=1"),
     wrong("shrink", "weak: deadline of shrink after the mark", "RANKS=3 DEATHS=1 SHRINK_QUITS=1"),
-    right("shrink", "mended: word with a version", "RANKS=3 DEATHS=2 SHRINK_QUITS=1 VERSIONED"),
+    right("shrink", "fixed: word with a version", "RANKS=3 DEATHS=2 SHRINK_QUITS=1 VERSIONED"),
 ]
 
 BUGS = [
-    wrong("wait", "sleeper does not look again", "RANKS=3 ROUNDS=2 BUG_NO_SECOND_LOOK", quick=True),
+    wrong("wait", "sleeper checks only once", "RANKS=3 ROUNDS=2 BUG_NO_SECOND_LOOK", quick=True),
     wrong("wait", "futex without compare", "RANKS=3 ROUNDS=2 BUG_NO_COMPARE"),
     wrong("wait", "post() looks for sleepers first", "RANKS=3 ROUNDS=2 BUG_WAKE_BEFORE_VALUE"),
     wrong("wait", "no death check", "RANKS=3 ROUNDS=2 DEATHS=1 SLICES=1 BUG_NO_DEATH_CHECK"),
@@ -120,12 +120,12 @@ BUGS = [
     wrong("group", "one slot instead of two", "RANKS=2 CALLS=2 BUG_ONE_SLOT"),
     wrong("group", "no death check", "RANKS=2 CALLS=2 DEATHS=1 BUG_NO_DEATH_CHECK"),
     wrong(
-        "group", "no look after a death", "RANKS=2 CALLS=2 DEATHS=1 ONE_OUTCOME BUG_NO_SECOND_LOOK"
+        "group", "no check after a death", "RANKS=2 CALLS=2 DEATHS=1 ONE_OUTCOME BUG_NO_SECOND_LOOK"
     ),
     wrong("group", "give up without shutting out", "RANKS=2 CALLS=1 QUITS=1 BUG_NO_SHUT_OUT"),
-    wrong("group", "verdict from the neighbour", "RANKS=3 CALLS=1 ODD=1 BUG_NEIGHBOUR_VERDICT"),
+    wrong("group", "result from the neighbour only", "RANKS=3 CALLS=1 ODD=1 BUG_NEIGHBOUR_VERDICT"),
     wrong("worker", "start() does not notify", "CLOSERS=0 IDLE_ONLY BUG_NO_NOTIFY"),
-    wrong("worker", "thread ends without a look", "CLOSERS=0 BUG_END_WITHOUT_LOOK"),
+    wrong("worker", "thread ends without a check", "CLOSERS=0 BUG_END_WITHOUT_LOOK"),
     wrong("shrink", "no takeover", "RANKS=3 DEATHS=2 BUG_NO_TAKEOVER"),
     wrong("shrink", "publish by plain store", "RANKS=3 DEATHS=2 BUG_PLAIN_STORE"),
     wrong("shrink", "publish before prepare", "RANKS=3 DEATHS=1 BUG_PUBLISH_BEFORE_PREPARE"),
@@ -137,7 +137,7 @@ BUGS = [
 
 @dataclass(frozen=True)
 class Found:
-    """What came out of one search."""
+    """The result of one search."""
 
     error: str  # "" if there was none
     states: int
@@ -146,7 +146,7 @@ class Found:
 
 
 def search(check: Check, folder: Path) -> Found:
-    """Runs one search in an empty folder; raises if spin, gcc or the search itself breaks."""
+    """Run one search in an empty folder; raise if spin, gcc or the search itself fails."""
     defines = [f"-D{word}" for word in check.defines.split()]
     model = HERE / f"{check.model}.pml"
     compile_flags = {
@@ -157,14 +157,16 @@ def search(check: Check, folder: Path) -> Found:
     # -w: 2 to this power slots of the table, or bits of the bit state; -Q: minutes at most
     run_flags = {"safety": ["-w24"], "ltl": ["-a", "-w22"], "bitstate": ["-w32", "-Q3"]}[check.how]
     began = time.monotonic()
-    command(["spin", "-a", *defines, str(model)], folder)
-    level = "-O0" if check.finds or check.quick else "-O2"  # short searches: compiling takes longer
-    command(["gcc", level, f"-DMEMLIM={MEMORY}", *compile_flags, "-o", "pan", "pan.c"], folder)
-    text = command(["./pan", "-m100000", *run_flags], folder)
+    run(["spin", "-a", *defines, str(model)], folder)
+    level = (
+        "-O0" if check.finds or check.quick else "-O2"
+    )  # for short searches compiling would take longer
+    run(["gcc", level, f"-DMEMLIM={MEMORY}", *compile_flags, "-o", "pan", "pan.c"], folder)
+    text = run(["./pan", "-m100000", *run_flags], folder)
     states = re.search(r"^\s*(\d+(?:\.\d+)?(?:e\+\d+)?) states, stored", text, re.MULTILINE)
     errors = re.search(r"errors: (\d+)", text)
     if states is None or errors is None:
-        raise RuntimeError(f"pan gave no figures for {check}:\n{text}")
+        raise RuntimeError(f"pan printed no numbers for {check}:\n{text}")
     first = re.search(r"^pan:1: (.*?)\s*(?:\(at depth.*)?$", text, re.MULTILINE)
     return Found(
         error="" if errors[1] == "0" else first[1] if first else "unknown",
@@ -175,7 +177,7 @@ def search(check: Check, folder: Path) -> Found:
 
 
 def in_own_folder(check: Check, keep: Path | None) -> Found:
-    """Searches in a temporary folder; leaves the trail, if there is one, in `keep`."""
+    """Search in a temporary folder; keep the trail, if there is one, in `keep`."""
     with tempfile.TemporaryDirectory(prefix="unisono-model-") as name:
         found = search(check, Path(name))
         trail = Path(name) / f"{check.model}.pml.trail"
@@ -185,15 +187,15 @@ def in_own_folder(check: Check, keep: Path | None) -> Found:
     return found
 
 
-def command(words: list[str], folder: Path) -> str:
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+def run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(words)} failed:\n{done.stdout}{done.stderr}")
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
     return done.stdout
 
 
 def verdict(check: Check, found: Found) -> tuple[bool, str]:
-    """Whether the outcome is the expected one, and in words."""
+    """Return whether the result is the expected one, and a text for it."""
     if check.finds:
         return bool(found.error), f"found: {short(found.error)}" if found.error else "NOT FOUND"
     if found.error:
@@ -208,7 +210,7 @@ def short(error: str) -> str:
 
 
 def missing_tools() -> str:
-    """What is missing and how to get it; empty if all is there."""
+    """Return what is missing and how to install it; empty if nothing is."""
     missing = [tool for tool in ("spin", "gcc") if shutil.which(tool) is None]
     if not missing:
         return ""
@@ -222,7 +224,7 @@ def row(*cells: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a few seconds' worth")
+    parser.add_argument("--quick", action="store_true", help="only the searches that take seconds")
     parser.add_argument("--only", default="", help="only checks whose row contains this text")
     parser.add_argument("--jobs", type=int, default=1, help="searches at a time")
     parser.add_argument("--keep", type=Path, help="folder for trails of what was found")

@@ -1,21 +1,22 @@
-/* native/model/group.pml: turns, slots, fingerprints, and how a group ends.
+/* native/model/group.pml: barriers, slots, the consistency check, and how a group ends.
  *
- * Stands for (native/group.cpp, group.hpp): Group::run(), begin_step(), need_slot(), publish(),
+ * Models (native/group.cpp, group.hpp): Group::run(), begin_step(), commit_slot(), publish(),
  * barrier(), reached(), wait_for(), shut_out(), check_peers(), check_given_up(), raise_departed(),
- * expire(), agree(), give_up(), close(); for the order of fill, barrier and drain in collectives.cpp
- * (all_reduce_once() and in_steps(); with SLICED also all_reduce_sliced()); for Arena::alive().
+ * expire(), check_consistency(), give_up(), close(); the order of fill, barrier and drain in
+ * collectives.cpp (all_reduce_once() and in_steps(); with SLICED also all_reduce_sliced()); and
+ * Arena::alive().
  *
- * Each access to shared memory is a step of its own (but see drain()); a write into a slot is two,
- * so that a reader can catch it half done. A rank may die between any two steps; alive() tells the
- * truth from then on. Where wait_until() would sleep and look again, the model blocks until looking
+ * Each access to shared memory is a step of its own (but see drain()); a write into a slot is two
+ * steps, so that a reader can see it half done. A rank may die between any two steps; alive() is
+ * false from then on. Where wait_until() would sleep and check again, the model blocks until a check
  * would find something; so a wait that would never end is a deadlock ("invalid end state"). That a
- * sleeper does wake up to look is the business of wait.pml.
+ * sleeper wakes up to check is shown by wait.pml.
  *
- * Left out: the wrap of the 32-bit turn; cards and rows (compare_all() reads them as agree() reads
- * fingerprints, by the same parity and after the same barrier); probe(), which is more barriers;
- * Worker, which brings the calls of threads into one order; interrupted() and stop(), which leave
- * the wait where the deadline does, but also if all have come in the meantime: then their own rank
- * fails alone, in a call that had ended.
+ * Not modelled: overflow of the 32-bit turn; descriptors and rows (compare_all() reads them as
+ * check_consistency() reads fingerprints, by the same parity and after the same barrier); probe(),
+ * which is more barriers; Worker, which orders the calls of threads; interrupted() and stop(), which
+ * leave the wait where the deadline does, but also if all have arrived in the meantime: then this
+ * rank fails alone, in a call that had succeeded.
  */
 #ifndef RANKS
 #define RANKS 3
@@ -33,17 +34,17 @@
 #define QUITS 0 /* waits that a deadline, Ctrl-C or stop() ends */
 #endif
 #ifndef SHORTAGES
-#define SHORTAGES 0 /* times that need_slot() finds no memory */
+#define SHORTAGES 0 /* times that commit_slot() finds no memory */
 #endif
 #ifndef CLOSES
 #define CLOSES 0 /* ranks that close the group before the last call */
 #endif
 #ifndef ODD
-#define ODD 0 /* requests that differ from what the others ask for */
+#define ODD 0 /* calls that differ from those of the other ranks */
 #endif
 
-/* enum class Leave; stopped and interrupted are treated like timeout everywhere */
-#define Leave_no 0
+/* enum class LeaveReason; stopped and interrupted are treated like timeout everywhere */
+#define Leave_none 0
 #define Leave_closed 1
 #define Leave_timeout 3
 #define Leave_lost 5
@@ -69,12 +70,12 @@ byte header_size = RANKS;
 bool dead[RANKS];
 byte quits, shortages, closes, odd;
 
-/* ---- what the claims need to know; no rank looks at it ---- */
-byte ended[RANKS];        /* calls that ended, well or by mismatch */
+/* ---- what the assertions need to know; no rank reads it ---- */
+byte ended[RANKS];        /* calls that ended, with success or a mismatch */
 byte failed[RANKS];       /* the call that broke the group for this rank */
-byte verdict[CALLS + 1];  /* 1 same, 2 mismatch, as the first rank to judge saw it */
-byte asked[CALLS + 1];    /* whether requests really differ: bit 0 and bit 1 for the two kinds */
-byte doomed;              /* the last turn to which somebody came after a peer had given it up */
+byte verdict[CALLS + 1];  /* 1 same, 2 mismatch, as the first rank found */
+byte asked[CALLS + 1];    /* whether calls really differ: bit 0 and bit 1 for the two kinds */
+byte doomed;              /* the last turn at which a rank arrived after a peer had given it up */
 byte released, finished;
 
 #ifdef BUG_ONE_SLOT
@@ -84,8 +85,8 @@ byte released, finished;
 #endif
 #define at(rank) (parity * RANKS + (rank))
 
-/* Turns count in twos: an odd one is that of a rank that was shut out by a peer that gave up, and is
- * below the even turn that would have followed. */
+/* Turns count in twos: a rank that a peer has shut out has an odd turn, below the even one that
+ * would have followed. */
 #define STRIDE 2
 #define reached(peer) (turn[peer] >= turn_)
 #define shut_out(peer) (turn[peer] % STRIDE == 1)
@@ -110,9 +111,9 @@ byte released, finished;
     if :: what(0) -> q = 0 :: what(1) -> q = 1 :: what(2) -> q = 2 :: what(3) -> q = 3 fi
 #endif
 
-/* ---- claims ---- */
+/* ---- assertions ---- */
 
-/* One outcome: nobody has failed in this call, or in one before it. */
+/* One outcome: no rank has failed in this call, or in an earlier one. */
 #define failed_before(q) (failed[q] != 0 && failed[q] < calls_)
 #define failed_here(q) (failed[q] != 0 && failed[q] <= calls_)
 #define ended_here(q) (ended[q] >= calls_)
@@ -136,8 +137,8 @@ inline claim_failed() {
     failed[rank_] = calls_
 }
 
-/* Whoever comes to a barrier that a peer has already given up does not pass it (`late`); nor do
- * those who came before and were still waiting (`doomed`). */
+/* A rank that arrives at a barrier that a peer has already given up does not pass it (`late`); nor
+ * do those that arrived before and were still waiting (`doomed`). */
 #define given_up_here(q) \
     (gave_up[q] != 0 && reason(gave_up[q]) != Leave_closed && \
      reason(gave_up[q]) != Leave_memory && turn[q] == turn_)
@@ -149,9 +150,9 @@ inline fill() {
     slot[at(rank_)] = step_
 }
 
-/* Reads what the others have staged. All at once, and at once with agree(): nothing that a rank
- * reads here may change before it comes to its next barrier, and since the step may happen at any
- * moment until then, a change at any moment would be seen. */
+/* Reads what the others have staged. All of it in one step, together with check_consistency():
+ * nothing that a rank reads here may change before it arrives at its next barrier. The step may
+ * happen at any moment until then, so a change at any moment would be found. */
 #define drain(staged) \
     i = 1; \
     do \
@@ -177,10 +178,13 @@ inline post() {
     }
 }
 
-/* The names of ranks in errors are true: who is called lost has died, left or given up. */
+/* Errors name the right ranks: one that is called lost has died, left or given up. */
 inline raise_departed(who) {
     if
-    :: reason(word) == Leave_no -> assert(dead[who] || shut_out(who)); why = Leave_lost; blamed = who
+    :: reason(word) == Leave_none ->
+        assert(dead[who] || shut_out(who));
+        why = Leave_lost;
+        blamed = who
     :: reason(word) == Leave_lost || reason(word) == Leave_memory ->
         blamed = blamed_by(word);
         why = reason(word);
@@ -191,10 +195,10 @@ inline raise_departed(who) {
     goto thrown
 }
 
-/* check_peers() goes through the peers in order; which one it looks at when is left open here. */
+/* check_peers() goes through the peers in order; here the order is arbitrary. */
 inline check_peers() {
     atomic { if :: SOMEBODY(missing) -> CHOOSE(q, missing) :: else -> goto look fi };
-    /* time passes; nothing to find means to go on sleeping */
+    /* time passes; with nothing to find it continues to sleep */
     (gone(q) || reached(peer) || SOMEBODY(departed));
     if
     :: gone(q)
@@ -211,7 +215,7 @@ inline check_peers() {
     atomic {
 #ifndef BUG_NO_SECOND_LOOK
         if
-        :: reached(q) -> q = 0; word = 0; goto look /* it may have answered and then ended */
+        :: reached(q) -> q = 0; word = 0; goto look /* it may have arrived and then ended */
         :: else
         fi;
 #endif
@@ -219,14 +223,14 @@ inline check_peers() {
     }
 }
 
-/* Gives a barrier up by shutting out one peer that has not come: from then on nobody can pass it.
- * If all have come in the meantime, there is nothing to give up. */
+/* Gives up a barrier by shutting out one peer that has not arrived: from then on nobody can pass it.
+ * If all have arrived in the meantime, there is nothing to give up. */
 inline expire() {
     q = 0;
     do
     :: atomic { q < RANKS && (q == rank_ || reached(q)) -> q++ }
     :: atomic { q < RANKS && q != rank_ && !reached(q) ->
-            /* compare_exchange from the last turn, or done so by another already */
+            /* compare_exchange from the last turn, or another rank has done so */
 #ifndef BUG_NO_SHUT_OUT
             if :: shut_out(q) :: else -> turn[q] = turn[q] + 1 fi;
 #endif
@@ -238,7 +242,7 @@ inline expire() {
     od
 }
 
-/* One label and one copy of the waiting loop: Promela copies inlines, labels and all. */
+/* One label and one copy of the waiting loop: Promela copies inlines with their labels. */
 #define barrier(back) \
     atomic { turn_ = turn_ + STRIDE; where = back; goto enter_barrier }
 
@@ -261,7 +265,7 @@ proctype Rank(byte rank_) {
             :: chunk < STEPS ->
                 atomic {
                     step_++; /* begin_step() */
-                    if /* need_slot() */
+                    if /* commit_slot() */
                     :: shortages < SHORTAGES ->
                         shortages++; why = Leave_memory; blamed = rank_; goto thrown
                     :: true
@@ -283,10 +287,10 @@ passed_first:
                 atomic {
                     i = 1;
                     same = true;
-                    do /* agree() */
+                    do /* check_consistency() */
                     :: chunk == 0 && i < RANKS ->
                         print = fingerprint[at((rank_ + i) % RANKS)];
-                        assert(print >> 1 == calls_); /* of this call, not of another */
+                        assert(print >> 1 == calls_); /* of this call, not another one */
                         same = same && print == calls_ * 2 + mine;
                         print = 0;
                         i++
@@ -304,7 +308,7 @@ passed_first:
                     fi;
                     i = 0;
                     if
-                    :: !same -> claim_ended(); break /* mismatch: on to the next call */
+                    :: !same -> claim_ended(); break /* mismatch: continue with the next call */
                     :: else -> same = false; drain(slot)
                     fi
 #ifndef SLICED
@@ -322,7 +326,7 @@ passed_second:
         od;
 
 enter_barrier:
-        /* turn_ has been moved on; fence(): all steps of the model are in order anyway */
+        /* turn_ is increased; no fence() is needed, because all steps of the model are in order */
         post();
 #ifdef BUG_TURN_BEFORE_DATA
         fill();
@@ -367,7 +371,7 @@ leave:  /* close() */
         :: else
         fi;
         atomic { header_closed++; i = header_closed };
-        /* header_->size is read after the increment: the pages may already be gone and read 0 */
+        /* header_->size is read after the increment: the pages may be released and read 0 */
         if
         :: i == header_size -> atomic { released++; assert(released == 1); header_size = 0 }
         :: else

@@ -1,18 +1,18 @@
-/* native/model/shrink.pml: the survivors of a group agree on a new one, and go on in it.
+/* native/model/shrink.pml: the survivors of a group agree on a new one, and continue in it.
  *
- * Stands for the shrink of a Communicator and for Group::prepare(): each survivor sets a mark in
+ * Models Communicator::shrink(), Group::shrink() and Group::prepare(): each survivor sets a mark in
  * its Member; waits until each other member is marked, has left or is dead; the lowest living
- * marked member prepares a group of those it sees (marked and alive) and publishes it with one
+ * marked member prepares a group of all members that are marked and alive, and publishes it with one
  * compare-exchange on a word of the old GroupHeader; the others wait for that word; if the lowest
- * dies first, the next lowest takes over; who loses the compare-exchange drops what it prepared.
+ * dies first, the next lowest takes over; a rank that loses the compare-exchange drops its group.
  *
  * Every rank runs one collective in the group (one barrier; group.pml has the rest of it), shrinks
- * if that fails, and runs the collective again in the new group, as often as it must. When it has
- * succeeded it closes. A rank may die between any two steps. Each access to shared memory is a step
- * of its own; sets of ranks are bits of a byte, of which each rank writes only its own.
+ * if that fails, and runs the collective again in the new group, as often as needed. When it has
+ * succeeded, it closes the group. A rank may die between any two steps. Each access to shared memory
+ * is a step of its own; sets of ranks are bits of a byte, of which each rank writes only its own.
  *
- * Left out: sleeping (wait.pml), what the collective computes (group.pml), memory for the new group
- * that cannot be had.
+ * Not modelled: sleeping (wait.pml), what the collective computes (group.pml), lack of memory for the
+ * new group.
  */
 #ifndef RANKS
 #define RANKS 3
@@ -40,7 +40,7 @@
 /* ---- shared memory, by group ---- */
 byte members[GROUPS]; /* world_ranks */
 byte marked[GROUPS];  /* Member: the mark */
-byte left[GROUPS];    /* Member: gave_up == Leave::closed */
+byte left[GROUPS];    /* Member: gave_up == LeaveReason::closed */
 byte broken[GROUPS];  /* Member: gave_up, for any other reason */
 byte arrived[GROUPS]; /* Member: turn */
 byte word[GROUPS];    /* GroupHeader: the group that follows this one */
@@ -50,8 +50,8 @@ byte next_group = 1;
 byte dead;
 byte leavers, quits, shrink_quits;
 
-/* ---- what the claims need to know ---- */
-byte followed[GROUPS]; /* the group in which the first to shrink went on */
+/* ---- what the assertions need to know ---- */
+byte followed[GROUPS]; /* the group in which the first rank that shrank continued */
 bool prepared[GROUPS];
 byte finished;
 
@@ -65,13 +65,13 @@ byte finished;
 #define has_left(g) left[g]
 #endif
 
-/* Waits that end at a deadline leave for good. A plain deadline just goes; the mark stays. */
+/* A wait that ends at a deadline leaves for good; its mark stays. */
 #define MAY_EXPIRE :: atomic { shrink_quits < SHRINK_QUITS -> shrink_quits++ }; goto expired
 
 inline claim_published() {
-    /* nobody who was dead when the preparer began to look is in the list */
+    /* no rank that was dead when the list was started is in it */
     assert((members[made] & dead_before) == 0);
-    /* and nobody who lives and wants to go on is missing from it */
+    /* and no living rank that has not left is missing from it */
     assert((members[g] & ~(dead | left[g] | members[made])) == 0)
 }
 
@@ -96,7 +96,7 @@ collective:
         :: lost(g)
         :: atomic { quits < QUITS && !came(g) -> quits++ }
         fi;
-        broken[g] = broken[g] | bit(rank_); /* give_up(): before the mark, for others in a barrier */
+        broken[g] = broken[g] | bit(rank_); /* give_up(): before the mark, for ranks in a barrier */
 
         /* ---- shrink ---- */
         marked[g] = marked[g] | bit(rank_);
@@ -119,7 +119,7 @@ elect:
         do
         :: q == rank_ -> break
         :: q < rank_ && (members[g] & marked[g] & ~has_left(g) & ~dead & bit(q)) != 0 ->
-            if /* it prepares; wait for the word, or for its end */
+            if /* that rank prepares the group; wait for the word, or for its death */
             :: word[g] >= PUBLISHED
 #ifndef BUG_NO_TAKEOVER
             :: ((dead | has_left(g)) & bit(q)) != 0
@@ -176,7 +176,7 @@ follow:
         };
         goto collective;
 
-expired: /* the deadline of our shrink has come */
+expired: /* the deadline of our shrink has passed */
         left[g] = left[g] | bit(rank_);
 #ifdef VERSIONED
         do
@@ -186,7 +186,7 @@ expired: /* the deadline of our shrink has come */
             :: version >= PUBLISHED && (members[version & 63] & bit(rank_)) == 0 -> break
             :: else
             fi;
-            /* compare_exchange: whoever prepares now must look at the marks again */
+            /* compare_exchange: a rank that prepares now must read the marks again */
             atomic { if :: word[g] == version -> word[g] = version + 1; break :: else fi }
         od;
 #endif

@@ -1,20 +1,20 @@
-/* native/model/wait.pml: sleeping and waking on one Signal.
+/* native/model/wait.pml: sleeping and waking on one WaitWord.
  *
- * Stands for (native/wait.hpp, wait.cpp): Signal, post(), ring(), Sleeper, wait_until(), sleep_on(),
- * wake_all(); for Group::give_up() and the part of Group::check_peers() that wait_until() calls
- * back; for Completion::finish() and Completion::wait(), which are post() and the same loop.
+ * Models (native/wait.hpp, wait.cpp): WaitWord, post(), ring(), Sleeper, wait_until(), sleep_on(),
+ * wake_all(); Group::give_up() and the part of Group::check_peers() that wait_until() calls; and
+ * Completion::finish() and Completion::wait(), which are post() and the same loop.
  *
  * Each access to a shared word is a step of its own. FUTEX_WAIT compares and queues in one step,
- * FUTEX_WAKE empties the queue in one step: that is what the kernel promises.
+ * FUTEX_WAKE empties the queue in one step: the kernel guarantees that.
  *
- * Left out: spinning and yielding before the sleep (they only look at the word earlier), deadlines
- * (group.pml), memory orders (all steps are sequentially consistent, as the C++ asks for here).
+ * Not modelled: spinning and yielding before the sleep (they only read the word earlier), deadlines
+ * (group.pml), memory orders (all steps are sequentially consistent, as in the C++ here).
  *
  * A slice of sleep ends by itself in C++ (20 ms). Here it does so only SLICES times in a wait and
- * only when nothing else in the world can move, so a wake-up that is lost shows as a deadlock.
+ * only when nothing else in the model can run, so a lost wake-up becomes a deadlock.
  */
 #ifndef RANKS
-#define RANKS 3 /* one owner of the signal, the others wait */
+#define RANKS 3 /* one owner of the word, the others wait */
 #endif
 #ifndef ROUNDS
 #define ROUNDS 3
@@ -36,14 +36,14 @@
 #define WAITERS (RANKS - OWNERS)
 #define LAST (ROUNDS * OWNERS)
 
-byte value;    /* Signal::value */
-byte sleepers; /* Signal::sleepers */
+byte value;    /* WaitWord::value */
+byte sleepers; /* WaitWord::sleepers */
 bool asleep[RANKS]; /* the kernel's queue for the word */
 bool gave_up;
 bool dead;
 byte ended;
 
-/* Two owners add to one word: the other's value may already be past ours. */
+/* Two owners add to one word: its value may already be higher than ours. */
 #define ready() (value >= wanted)
 
 inline wake_all() {
@@ -61,7 +61,7 @@ inline post() {
 #endif
 }
 
-/* FUTEX_WAIT: sleeps only if the word is still what the caller has seen. */
+/* FUTEX_WAIT: sleeps only if the word still has the value that the caller has read. */
 inline sleep_on() {
     atomic {
 #ifdef BUG_NO_COMPARE
@@ -96,7 +96,7 @@ proctype Waiter(byte self) {
         wanted++;
         slices = 0;
         if :: ready() -> goto next :: else fi;
-        sleepers++; /* Sleeper: announces itself for as long as it lives */
+        sleepers++; /* Sleeper: announces itself during its lifetime */
         do
         :: true ->
             seen = value;
@@ -112,7 +112,7 @@ proctype Waiter(byte self) {
             sleep_on();
             if :: ready() -> break :: else fi
 #else
-            if :: ready() -> break :: else fi; /* a peer may have answered and then died */
+            if :: ready() -> break :: else fi; /* a peer may have arrived and then died */
             sleep_on()
 #endif
         od;
@@ -122,7 +122,7 @@ next:   skip
     od;
     goto out;
 thrown:
-    sleepers--; /* ~Sleeper; whether the throw was right is the business of group.pml */
+    sleepers--; /* ~Sleeper; group.pml shows that the throw was right */
 out:
     ended++
 }

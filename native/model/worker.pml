@@ -1,15 +1,16 @@
-/* native/model/worker.pml: the threads of one rank bring their calls to a group into one order.
+/* native/model/worker.pml: the threads of one rank make their calls in a group one after the other.
  *
- * Stands for (native/worker.cpp): Worker::run(), start(), serve(), close(), Completion::finish() and
- * Completion::wait(), with the mutex, the condition variable and the thread that comes and goes.
+ * Models (native/worker.cpp): Worker::run(), start(), serve(), close(), Completion::finish() and
+ * Completion::wait(), with the mutex, the condition variable and the thread that starts and ends.
  *
- * Group::run() is a stretch in which nobody else may be in the group; that it ends is the business
- * of group.pml (stop() makes a wait end). The idle time of serve() and the drain of close() may be
- * over at any moment; with IDLE_ONLY and DRAIN_FOREVER they hide no wake-up that is lost. A wait on the condition variable is: give the lock back and queue in one
- * step, be woken, take the lock again. Accesses under the lock are one step.
+ * During Group::run() no other thread may be in the group; group.pml shows that it ends (stop() ends
+ * a wait). The idle time of serve() and the drain of close() may be over at any moment; with
+ * IDLE_ONLY and DRAIN_FOREVER they cannot hide a lost wake-up. A wait on the condition variable is:
+ * release the lock and queue in one step, be woken, take the lock again. Accesses under the lock are
+ * one step.
  *
- * Left out: exceptions, Ctrl-C in run() (it waits for the completion all the same), sleeping on the
- * completion's Signal (wait.pml).
+ * Not modelled: exceptions, Ctrl-C in run() (it still waits for the completion), sleeping on the
+ * completion's WaitWord (wait.pml).
  */
 #ifndef CALLERS
 #define CALLERS 2 /* threads that call run() once */
@@ -34,7 +35,7 @@ byte running;         /* threads that are in serve(); joined once it is 0 */
 
 bool group_closed;    /* Group::closed_ */
 
-/* ---- what the claims need to know ---- */
+/* ---- what the assertions need to know ---- */
 byte inside;  /* threads in Group::run() */
 byte closed;  /* times that Group::close() has left the group */
 byte finished;
@@ -61,7 +62,7 @@ inline group_run() {
     inside--
 }
 
-/* Under the lock; the caller has seen that the worker is not closed. */
+/* Under the lock; the caller has checked that the worker is not closed. */
 inline start(task) {
     atomic { queue_[put] = task; put++ };
     if

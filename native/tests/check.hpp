@@ -1,4 +1,4 @@
-// native/tests/check.hpp: the one macro, and ranks that are threads.
+// native/tests/check.hpp: the check macro, and ranks that are threads.
 #pragma once
 
 #include <cstdio>
@@ -12,24 +12,25 @@
 #include "group.hpp"
 
 /// Ends the test with file and line unless `condition` holds.
-#define CHECK(condition)                                                                 \
-    do {                                                                                 \
-        if (!(condition)) {                                                              \
-            std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-            std::abort();                                                                \
-        }                                                                                \
+#define CHECK(condition)                                                                       \
+    do {                                                                                       \
+        if (!(condition)) {                                                                    \
+            std::fprintf(stderr, "%s:%d: check failed: %s\n", __FILE__, __LINE__, #condition); \
+            std::abort();                                                                      \
+        }                                                                                      \
     } while (false)
 
 namespace unisono::test {
 
 /// A job whose ranks are threads of this process, so that ThreadSanitizer sees all of them.
-struct Job {
-    explicit Job(int size) : size(size), arena(std::make_shared<Arena>(Arena::create(size))) {
+struct ThreadedJob {
+    explicit ThreadedJob(int size)
+        : size(size), arena(std::make_shared<Arena>(Arena::create(size))) {
         std::vector<int> ranks(static_cast<std::size_t>(size));
         std::iota(ranks.begin(), ranks.end(), 0);
         offset = Group::prepare(*arena, ranks, true);
-        for (int rank = 0; rank < size; ++rank) arena->enter(rank);
-        arena->meet(0);
+        for (int rank = 0; rank < size; ++rank) arena->register_rank(rank);
+        arena->connect_peers(0);
     }
 
     std::unique_ptr<Group> group(int rank) const {
@@ -60,15 +61,15 @@ struct Numbers {
     }
 };
 
-/// A request for `count` elements of int32, the workhorse of these tests.
-inline Request request(Verb verb, const std::vector<std::int32_t>& source,
-                       std::vector<std::int32_t>& target, std::size_t count,
-                       ReduceOp op = ReduceOp::none, int root = -1) {
-    Request made;
+/// The arguments of a call on `count` elements of int32.
+inline CallArguments make_call(Verb verb, const std::vector<std::int32_t>& source,
+                               std::vector<std::int32_t>& target, std::size_t count,
+                               ReduceOp op = ReduceOp::none, int root = -1) {
+    CallArguments made;
     made.verb = verb;
     made.dtype = DType::int32;
     made.dtype_code = static_cast<std::uint8_t>(DType::int32);
-    made.item = 4;
+    made.item_bytes = 4;
     made.op = op;
     made.root = root;
     made.source = reinterpret_cast<const std::byte*>(source.data());

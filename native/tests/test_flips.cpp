@@ -2,9 +2,9 @@
 //
 //   test_flips [flips [seed]]
 //
-// Whatever a rank finds there, its call ends soon, well or in a Failure, and it touches no memory
-// but its own: a wild access is a signal or a report of AddressSanitizer, a hang is SIGALRM. What
-// the calls compute is not looked at. Payload stays as it is, for it leads nowhere.
+// Whatever a rank reads there, its call ends soon, with success or a Failure, and it uses no memory
+// but its own: a wild access is a signal or a report of AddressSanitizer, a hang is SIGALRM. The
+// results of the calls are not checked. Payload is not overwritten, because no rank follows it.
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,26 +20,26 @@ using namespace unisono;
 using unisono::test::Numbers;
 using unisono::test::on_ranks;
 
-/// A length that was read from damaged memory must not become an allocation; reports are the end.
+/// A length from damaged memory must not become an allocation; a sanitizer report ends the test.
 extern "C" const char* __asan_default_options() { return "max_allocation_size_mb=64"; }
 extern "C" const char* __ubsan_default_options() { return "halt_on_error=1:print_stacktrace=1"; }
 
 namespace {
 
 constexpr int size = 3;
-constexpr int lanes = 8;  // worlds at a time: each sleeps for much of its life, at deadlines
-constexpr int flips_of_a_world = 250;
+constexpr int lanes = 8;  // worlds at the same time: each mostly sleeps until deadlines
+constexpr int flips_per_world = 250;
 constexpr std::size_t flips_at_a_time = 4;
 constexpr auto pause_between_flips = std::chrono::milliseconds(2);
 constexpr double deadline = 0.04;
-constexpr double margin = 20;  // for a machine that is busy with other things
+constexpr double margin = 20;  // for a busy machine
 const Limits limits{deadline, nullptr};
 
 std::atomic<long> flips_left{0};
-std::atomic<long> ended_well{0}, ended_in_failure{0}, worlds{0};
+std::atomic<long> succeeded{0}, failed_calls{0}, worlds{0};
 
-/// Bytes of the file that steer the ranks.
-struct Stretch {
+/// Control bytes of the file.
+struct Region {
     std::size_t offset, bytes;
 };
 
@@ -49,47 +49,50 @@ struct Flip {
     char before;
 };
 
-/// One job, and where its control memory is: stretches of one kind are hit as often as those of
-/// another, however many there are.
+/// One job, and where its control memory is: regions of each kind are hit equally often, however
+/// many there are.
 class World {
 public:
-    World() : fd(unisono::Job::create(size)) {
-        const ArenaPlan plan(size);
+    World() : fd(SharedJob::create(size)) {
+        const ArenaLayout layout(size);
         kinds_.resize(6);
         kinds_[0] = {{0, 64}};
         for (std::size_t i = 0; i < size; ++i) {
-            kinds_[1].push_back({plan.residents + i * sizeof(Resident), sizeof(Resident)});
-            const std::size_t log = plan.logs + i * plan.log;
-            kinds_[2].push_back({log, 128 + 64 * sizeof(Record)});  // what such a short life uses
+            kinds_[1].push_back({layout.rank_infos + i * sizeof(RankInfo), sizeof(RankInfo)});
+            const std::size_t log = layout.logs + i * layout.log;
+            kinds_[2].push_back(
+                {log, 128 + 64 * sizeof(PackedRecord)});  // as much as such a short job uses
             kinds_[2].push_back({log, sizeof(LogMemory)});
         }
         for (std::size_t i = 0; i < size * size; ++i) {
-            const std::size_t channel = plan.channels + i * sizeof(Channel);
+            const std::size_t channel = layout.channels + i * sizeof(Channel);
             kinds_[3].push_back({channel + offsetof(Channel, written), 8});
             kinds_[3].push_back({channel + offsetof(Channel, read), 8});
             for (std::size_t cell = 0; cell < Arena::ring_cells; ++cell)
-                kinds_[4].push_back({plan.rings + (i * Arena::ring_cells + cell) * plan.cell, 40});
+                kinds_[4].push_back(
+                    {layout.rings + (i * Arena::ring_cells + cell) * layout.cell, 40});
         }
-        add_group(plan.world, size);
+        add_group(layout.world, size);
     }
     ~World() { close(fd); }
 
     void add_group(std::size_t offset, int members) {
-        const GroupPlan plan(members);
+        const GroupLayout layout(members);
         const std::lock_guard lock(mutex_);
         auto& groups = kinds_[5];
         groups.push_back({offset, 64});
-        groups.push_back({offset + plan.world_ranks, static_cast<std::size_t>(members) * 4});
-        groups.push_back({offset + plan.rows, plan.slots - plan.rows});
+        groups.push_back({offset + layout.world_ranks, static_cast<std::size_t>(members) * 4});
+        groups.push_back({offset + layout.rows, layout.slots - layout.rows});
         for (std::size_t i = 0; i < static_cast<std::size_t>(members); ++i)
             for (const std::size_t bytes :
-                 {std::size_t{40}, sizeof(Member)})  // turns and marks, all
-                groups.push_back({offset + plan.members + i * sizeof(Member), bytes});
-        if (groups.size() > 40) groups.erase(groups.begin(), groups.begin() + 9);  // long closed
+                 {std::size_t{40}, sizeof(Member)})  // turns and marks; everything
+                groups.push_back({offset + layout.members + i * sizeof(Member), bytes});
+        if (groups.size() > 40)
+            groups.erase(groups.begin(), groups.begin() + 9);  // closed long ago
     }
 
     Flip flip(Numbers& numbers) {
-        Stretch at{};
+        Region at{};
         {
             const std::lock_guard lock(mutex_);
             const auto& kind = kinds_[numbers.next() % kinds_.size()];
@@ -110,25 +113,25 @@ public:
 
 private:
     std::mutex mutex_;
-    std::vector<std::vector<Stretch>> kinds_;
+    std::vector<std::vector<Region>> kinds_;
 };
 
-/// Runs one call: it ends in time, and in nothing but a Failure.
-template <class Call>
-void attempt(Call call) {
+/// Runs one call: it ends in time, with success or a Failure.
+template <class Body>
+void attempt(Body body) {
     const auto began = Clock::now();
     try {
-        call();
-        ++ended_well;
+        body();
+        ++succeeded;
     } catch (const Failure& failure) {
         CHECK(!failure.text.empty());
-        ++ended_in_failure;
+        ++failed_calls;
     }
     CHECK(Clock::now() - began < std::chrono::duration<double>(margin));
 }
 
-/// A collective of a kind on which all ranks agree, since their `numbers` do.
-void collect(Communicator& group, int rank, Numbers& numbers) {
+/// A random collective, the same on all ranks, because their `numbers` are the same.
+void run_collective_call(Communicator& group, int rank, Numbers& numbers) {
     const int members = static_cast<int>(group.world_ranks().size());
     constexpr std::size_t counts[] = {0, 1, 600, 5000, 90000};
     const std::size_t count = counts[numbers.next() % 5];
@@ -141,29 +144,29 @@ void collect(Communicator& group, int rank, Numbers& numbers) {
     const bool rooted = verb == Verb::broadcast || verb == Verb::reduce || verb == Verb::gather ||
                         verb == Verb::scatter;
     std::vector<std::int32_t> source(count * size, rank), target(count * size);
-    auto request = unisono::test::request(
+    auto arguments = unisono::test::make_call(
         verb, source, target, count, reduces ? ReduceOp::sum : ReduceOp::none, rooted ? root : -1);
-    request.place = {static_cast<std::uint16_t>(1 + numbers.next() % 255), "flips.py:1"};
+    arguments.call_site = {static_cast<std::uint16_t>(1 + numbers.next() % 255), "flips.py:1"};
     if (verb == Verb::all_to_all && uneven)
         for (int peer = 0; peer < members; ++peer) {
-            request.sends.push_back(count / static_cast<std::size_t>(1 + (rank + peer) % 3));
-            request.receives.push_back(request.sends.back());
+            arguments.sends.push_back(count / static_cast<std::size_t>(1 + (rank + peer) % 3));
+            arguments.receives.push_back(arguments.sends.back());
         }
-    if (!later) return group.run(request, limits);
-    const auto completion = group.start(request, deadline);
+    if (!later) return group.run(arguments, limits);
+    const auto completion = group.start(arguments, deadline);
     CHECK(completion->wait({margin, nullptr}));
     if (const Failure* failure = completion->failure()) throw Failure(*failure);
 }
 
-/// A message to the next rank and one from the last, or from anyone.
+/// A message to the next rank and one from the previous rank, or from any.
 void exchange(Communicator& group, int rank, Numbers& numbers) {
     const int members = static_cast<int>(group.world_ranks().size());
     constexpr std::size_t counts[] = {0, 40, 70'000, 500'000};
     const std::size_t bytes = counts[numbers.next() % 4];
-    const int last = numbers.next() % 3 == 0 ? -1 : (rank + members - 1) % members;
+    const int previous = numbers.next() % 3 == 0 ? -1 : (rank + members - 1) % members;
     std::vector<std::byte> sent(bytes), got(bytes);
-    const auto send = group.letter(true, (rank + 1) % members, 0);
-    const auto receive = group.letter(false, last, 0);
+    const auto send = group.transfer(true, (rank + 1) % members, 0);
+    const auto receive = group.transfer(false, previous, 0);
     send->data = sent.data();
     receive->data = got.data();
     send->bytes = receive->bytes = bytes;
@@ -173,31 +176,31 @@ void exchange(Communicator& group, int rank, Numbers& numbers) {
         group.run(receive, limits);
         CHECK(receive->source >= 0 && receive->source < members);
     });
-    // A letter that was never posted has no end.
+    // A transfer that was never posted never completes.
     if (send->deadline != Clock::time_point{}) CHECK(send->completion.wait({margin, nullptr}));
 }
 
-/// One round: a group is made of `base`, used, shrunk, used again and left.
-void play(World& world, Communicator& base, int rank, Numbers& numbers) {
+/// One round: splits a group from `base`, uses it, shrinks it, uses it again and leaves it.
+void run_round(World& world, Communicator& base, int rank, Numbers& numbers) {
     std::unique_ptr<Communicator> group;
     const auto join = [&](auto make) {
         attempt([&] {
             group = make();
-            world.add_group(group->letter(true, 0, 0)->page * page,
+            world.add_group(group->transfer(true, 0, 0)->page * page,
                             static_cast<int>(group->world_ranks().size()));
         });
     };
-    attempt([&] { collect(base, rank, numbers); });
+    attempt([&] { run_collective_call(base, rank, numbers); });
     const auto key = static_cast<std::int64_t>(numbers.next() >> 1);
     join([&] { return base.split({0, 1, 2}, key, limits); });
     if (group == nullptr) return;
     const std::uint64_t calls = 2 + numbers.next() % 4;
     for (std::uint64_t call = 0; call < calls; ++call)
-        attempt([&] { collect(*group, rank, numbers); });
+        attempt([&] { run_collective_call(*group, rank, numbers); });
     exchange(*group, rank, numbers);
     attempt([&] {
-        const Viewer viewer(world.fd);
-        for (int peer = 0; peer < viewer.size(); ++peer) viewer.look(peer);
+        const JobInspector inspector(world.fd);
+        for (int peer = 0; peer < inspector.size(); ++peer) inspector.snapshot(peer);
     });
     const auto old = std::move(group);
     join([&] { return old->shrink({}, limits); });
@@ -205,41 +208,41 @@ void play(World& world, Communicator& base, int rank, Numbers& numbers) {
     const auto ranks = group->world_ranks();
     const auto own = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
     if (own == static_cast<long>(ranks.size())) return;
-    attempt([&] { collect(*group, static_cast<int>(own), numbers); });
+    attempt([&] { run_collective_call(*group, static_cast<int>(own), numbers); });
     exchange(*group, static_cast<int>(own), numbers);
 }
 
-/// The life of one rank in one world.
-void live(World& world, int rank, Numbers numbers) {
-    std::shared_ptr<unisono::Job> job;
+/// Everything that one rank does in one world.
+void run_rank(World& world, int rank, Numbers numbers) {
+    std::shared_ptr<SharedJob> job;
     std::unique_ptr<Communicator> base;
     while (job == nullptr && !world.over) {
-        attempt([&] { job = std::make_shared<unisono::Job>(dup(world.fd), rank); });
+        attempt([&] { job = std::make_shared<SharedJob>(dup(world.fd), rank); });
         std::this_thread::sleep_for(pause_between_flips);
     }
     world.gate.arrive_and_wait();
     if (job != nullptr)
         attempt([&] {
-            job->meet();
+            job->connect_peers();
             base = std::make_unique<Communicator>(job, job->arena()->world_offset(), rank, size);
         });
-    // All ranks begin a round together, with the same numbers, or it would be all mismatches.
+    // All ranks start a round together, with the same numbers, or all calls would be mismatches.
     while (base != nullptr && !world.over) {
         world.gate.arrive_and_wait();
         Numbers own{numbers.next()};
-        play(world, *base, rank, own);
-        attempt([&] { job->viewer()->look(rank); });
+        run_round(world, *base, rank, own);
+        attempt([&] { job->inspector()->snapshot(rank); });
     }
     world.gate.arrive_and_drop();
     if (base != nullptr) base->close(deadline);
     if (job != nullptr) job->close(deadline);
 }
 
-/// Damages a world all its life. After a while a byte gets its old value back, or the first hit at
-/// a word that is written only once would be the end of all that the others could meet.
+/// Damages a world until it ends. A byte gets its old value back after a while: else the first hit
+/// at a word that is written only once would stop all later calls at the same point.
 void damage(World& world, Numbers numbers) {
     std::deque<Flip> recent;
-    for (int flip = 0; flip < flips_of_a_world; ++flip) {
+    for (int flip = 0; flip < flips_per_world; ++flip) {
         recent.push_back(world.flip(numbers));
         --flips_left;
         std::this_thread::sleep_for(pause_between_flips);
@@ -250,17 +253,17 @@ void damage(World& world, Numbers numbers) {
     world.over = true;
 }
 
-/// Worlds one after the other, until all flips are done.
+/// Runs worlds one after the other, until all flips are done.
 void run_lane(std::uint64_t seed) {
     Numbers numbers{seed};
     while (flips_left > 0) {
         World world;
         const Numbers common{numbers.next()}, hits{numbers.next()};
         std::thread flipper([&] { damage(world, hits); });
-        on_ranks(size, [&](int rank) { live(world, rank, common); });
+        on_ranks(size, [&](int rank) { run_rank(world, rank, common); });
         flipper.join();
         ++worlds;
-        alarm(120);  // if no world ends for so long, a call does not end
+        alarm(120);  // if no world ends for so long, a call hangs
     }
 }
 
@@ -275,8 +278,8 @@ int main(int count, char** words) {
     flips_left = flips;
     alarm(120);
     on_ranks(lanes, [&](int lane) { run_lane(seed * lanes + static_cast<std::uint64_t>(lane)); });
-    std::printf("flips: %ld worlds; %ld calls ended well, %ld in a failure\n", worlds.load(),
-                ended_well.load(), ended_in_failure.load());
-    CHECK(ended_well > 0 && ended_in_failure > 0);
+    std::printf("flips: %ld worlds; %ld calls succeeded, %ld failed\n", worlds.load(),
+                succeeded.load(), failed_calls.load());
+    CHECK(succeeded > 0 && failed_calls > 0);
     std::puts("flips: ok");
 }

@@ -12,7 +12,7 @@ using namespace unisono::test;
 namespace {
 
 using Ints = std::vector<std::int32_t>;
-const Limits patient{30, nullptr};
+const Limits long_limits{30, nullptr};
 
 std::int32_t value(int rank, std::size_t i) {
     return static_cast<std::int32_t>(rank * 1000003 + i * 7);
@@ -32,7 +32,7 @@ std::int32_t total(int size, std::size_t i) {
 
 /// Every collective at sizes around the chunk borders, one after the other on the same group.
 void test_verbs(int size) {
-    const Job job(size);
+    const ThreadedJob job(size);
     const auto n = static_cast<std::size_t>(size);
     on_ranks(size, [&](int rank) {
         const auto group = job.group(rank);
@@ -41,50 +41,54 @@ void test_verbs(int size) {
             const Ints mine = filled(rank, count);
             const Ints wide = filled(rank, count * n);
             Ints out(count), big(count * n);
-            group->run(request(Verb::all_reduce, mine, out, count, ReduceOp::sum), patient);
+            group->run(make_call(Verb::all_reduce, mine, out, count, ReduceOp::sum), long_limits);
             for (std::size_t i = 0; i < count; ++i) CHECK(out[i] == total(size, i));
             Ints both = mine;
-            group->run(request(Verb::all_reduce, both, both, count, ReduceOp::max), patient);
+            group->run(make_call(Verb::all_reduce, both, both, count, ReduceOp::max), long_limits);
             for (std::size_t i = 0; i < count; ++i) CHECK(both[i] == value(size - 1, i));
             const int root = static_cast<int>(count % n);
             Ints untouched = mine;
-            group->run(request(Verb::reduce, mine, rank == root ? out : untouched, count,
-                               ReduceOp::sum, root),
-                       patient);
+            group->run(make_call(Verb::reduce, mine, rank == root ? out : untouched, count,
+                                 ReduceOp::sum, root),
+                       long_limits);
             if (rank == root)
                 for (std::size_t i = 0; i < count; ++i) CHECK(out[i] == total(size, i));
             else
                 CHECK(untouched == mine);
-            group->run(request(Verb::broadcast, mine, out, count, ReduceOp::none, root), patient);
+            group->run(make_call(Verb::broadcast, mine, out, count, ReduceOp::none, root),
+                       long_limits);
             for (std::size_t i = 0; i < count; ++i) CHECK(out[i] == value(root, i));
-            group->run(request(Verb::all_gather, mine, big, count), patient);
+            group->run(make_call(Verb::all_gather, mine, big, count), long_limits);
             for (std::size_t r = 0; r < n; ++r)
                 for (std::size_t i = 0; i < count; ++i)
                     CHECK(big[r * count + i] == value(static_cast<int>(r), i));
             std::fill(big.begin(), big.end(), -1);
-            group->run(request(Verb::gather, mine, big, count, ReduceOp::none, root), patient);
+            group->run(make_call(Verb::gather, mine, big, count, ReduceOp::none, root),
+                       long_limits);
             for (std::size_t r = 0; r < n; ++r)
                 for (std::size_t i = 0; i < count; ++i)
                     CHECK(big[r * count + i] ==
                           (rank == root ? value(static_cast<int>(r), i) : -1));
-            group->run(request(Verb::scatter, wide, out, count, ReduceOp::none, root), patient);
+            group->run(make_call(Verb::scatter, wide, out, count, ReduceOp::none, root),
+                       long_limits);
             for (std::size_t i = 0; i < count; ++i) CHECK(out[i] == value(root, me * count + i));
-            group->run(request(Verb::reduce_scatter, wide, out, count, ReduceOp::sum), patient);
+            group->run(make_call(Verb::reduce_scatter, wide, out, count, ReduceOp::sum),
+                       long_limits);
             for (std::size_t i = 0; i < count; ++i) CHECK(out[i] == total(size, me * count + i));
-            group->run(request(Verb::all_to_all, wide, big, count), patient);
+            group->run(make_call(Verb::all_to_all, wide, big, count), long_limits);
             for (std::size_t r = 0; r < n; ++r)
                 for (std::size_t i = 0; i < count; ++i)
                     CHECK(big[r * count + i] == value(static_cast<int>(r), me * count + i));
             Ints nothing;
-            group->run(request(Verb::barrier, nothing, nothing, 0), patient);
+            group->run(make_call(Verb::barrier, nothing, nothing, 0), long_limits);
         }
-        group->run(request(Verb::barrier, {}, *std::make_unique<Ints>(), 0), patient);
+        group->run(make_call(Verb::barrier, {}, *std::make_unique<Ints>(), 0), long_limits);
     });
 }
 
-/// Rank i sends i * j elements to rank j: nobody's counts are equal, and some are nothing.
+/// Rank i sends i * j elements to rank j: nobody's counts are equal, and some are 0.
 void test_uneven(int size) {
-    const Job job(size);
+    const ThreadedJob job(size);
     const auto n = static_cast<std::size_t>(size);
     on_ranks(size, [&](int rank) {
         const auto group = job.group(rank);
@@ -94,10 +98,10 @@ void test_uneven(int size) {
             for (std::size_t j = 0; j < n; ++j) sum += me * j * unit;
             const Ints source = filled(rank, sum);
             Ints target(sum, -1);
-            Request made = request(Verb::all_to_all, source, target, 0);
+            CallArguments made = make_call(Verb::all_to_all, source, target, 0);
             for (std::size_t j = 0; j < n; ++j) made.sends.push_back(me * j * unit);
             made.receives = made.sends;
-            group->run(made, patient);
+            group->run(made, long_limits);
             std::size_t at = 0;
             for (std::size_t from = 0; from < n; ++from) {
                 std::size_t begin = 0;
@@ -109,16 +113,16 @@ void test_uneven(int size) {
     });
 }
 
-/// Ranks that disagree all hear of it, see both sides, and can go on.
+/// Ranks that disagree all get the error, which names both sides, and can continue.
 void test_mismatch() {
     const int size = 3;
-    const Job job(size);
+    const ThreadedJob job(size);
     on_ranks(size, [&](int rank) {
         const auto group = job.group(rank);
         Ints data(600000), out(600000);
         for (int round = 0; round < 20; ++round) {
             const bool odd = rank == round % size;
-            Request made = request(Verb::all_reduce, data, out, 10, ReduceOp::sum);
+            CallArguments made = make_call(Verb::all_reduce, data, out, 10, ReduceOp::sum);
             switch (odd ? round % 5 : 5) {
                 case 0:
                     made.count = 600000;
@@ -130,51 +134,51 @@ void test_mismatch() {
                     made.op = ReduceOp::max;
                     break;
                 case 3:
-                    made = request(Verb::all_gather, data, out, 10);
+                    made = make_call(Verb::all_gather, data, out, 10);
                     break;
                 case 4:
-                    made = request(Verb::broadcast, data, out, 10, ReduceOp::none, 1);
+                    made = make_call(Verb::broadcast, data, out, 10, ReduceOp::none, 1);
                     break;
                 default:
                     break;
             }
-            bool heard = false;
+            bool failed = false;
             try {
-                group->run(made, patient);
+                group->run(made, long_limits);
             } catch (const Failure& failure) {
-                heard = failure.fault == Fault::mismatch;
+                failed = failure.fault == Fault::mismatch;
                 CHECK(failure.text.find("all_reduce int32 x 10 sum") != std::string::npos);
             }
-            CHECK(heard);
+            CHECK(failed);
             const Ints mine = filled(rank, 10);
-            group->run(request(Verb::all_reduce, mine, out, 10, ReduceOp::sum), patient);
+            group->run(make_call(Verb::all_reduce, mine, out, 10, ReduceOp::sum), long_limits);
             for (std::size_t i = 0; i < 10; ++i) CHECK(out[i] == total(size, i));
         }
-        group->run(request(Verb::barrier, data, out, 0), patient);
+        group->run(make_call(Verb::barrier, data, out, 0), long_limits);
     });
 }
 
-/// Somebody who does not come is named at the deadline; the group is broken and says so.
+/// A rank that does not come is named at the deadline; the group is broken, and calls say so.
 void test_deadline() {
-    const Job job(3);
+    const ThreadedJob job(3);
     on_ranks(3, [&](int rank) {
         const auto group = job.group(rank);
         Ints data(4), out(4);
         if (rank == 2) {
             std::this_thread::sleep_for(std::chrono::milliseconds(600));
         }
-        bool heard = false;
+        bool failed = false;
         try {
-            group->run(request(Verb::all_reduce, data, out, 4, ReduceOp::sum),
+            group->run(make_call(Verb::all_reduce, data, out, 4, ReduceOp::sum),
                        {rank == 2 ? 30 : 0.2, nullptr});
         } catch (const Failure& failure) {
-            heard = failure.fault == (rank == 2 ? Fault::lost : Fault::timeout);
+            failed = failure.fault == (rank == 2 ? Fault::lost : Fault::timeout);
             if (rank != 2) CHECK(failure.ranks == std::vector<int>{2});
         }
-        CHECK(heard);
+        CHECK(failed);
         bool broken = false;
         try {
-            group->run(request(Verb::barrier, data, out, 0), {5, nullptr});
+            group->run(make_call(Verb::barrier, data, out, 0), {5, nullptr});
         } catch (const Failure&) {
             broken = true;
         }
@@ -182,10 +186,10 @@ void test_deadline() {
     });
 }
 
-/// Queued calls run in order beside the caller, and blocking calls wait their turn behind them.
+/// Queued calls run in order in the background, and blocking calls wait for them.
 void test_background() {
     const int size = 3;
-    const Job job(size);
+    const ThreadedJob job(size);
     on_ranks(size, [&](int rank) {
         Worker worker(job.group(rank));
         std::vector<Ints> outs(40, Ints(1000));
@@ -193,37 +197,39 @@ void test_background() {
         std::vector<std::shared_ptr<Completion>> waits;
         for (std::size_t i = 0; i + 1 < outs.size(); ++i)
             waits.push_back(
-                worker.start(request(Verb::all_reduce, mine, outs[i], 1000, ReduceOp::sum), 30));
-        worker.run(request(Verb::all_reduce, mine, outs.back(), 1000, ReduceOp::sum), patient);
+                worker.start(make_call(Verb::all_reduce, mine, outs[i], 1000, ReduceOp::sum), 30));
+        worker.run(make_call(Verb::all_reduce, mine, outs.back(), 1000, ReduceOp::sum),
+                   long_limits);
         for (const auto& wait : waits) CHECK(wait->done() && wait->failure() == nullptr);
         for (const Ints& out : outs)
             for (std::size_t i = 0; i < out.size(); ++i) CHECK(out[i] == total(size, i));
     });
 }
 
-/// Closing ends a call that waits, here and at the peers.
+/// Closing ends a call that waits, on this rank and on its peers.
 void test_close() {
-    const Job job(2);
+    const ThreadedJob job(2);
     on_ranks(2, [&](int rank) {
         Worker worker(job.group(rank));
         Ints data(4), out(4);
         if (rank == 0) {
             const auto wait =
-                worker.start(request(Verb::all_reduce, data, out, 4, ReduceOp::sum), 30);
+                worker.start(make_call(Verb::all_reduce, data, out, 4, ReduceOp::sum), 30);
             std::this_thread::sleep_for(std::chrono::milliseconds(100));
             worker.close(0);
             CHECK(wait->done() && wait->failure() != nullptr);
             return;
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(300));
-        bool heard = false;
+        bool failed = false;
         try {
-            worker.run(request(Verb::all_gather, data, *std::make_unique<Ints>(8), 4), patient);
-            worker.run(request(Verb::barrier, data, out, 0), patient);
+            worker.run(make_call(Verb::all_gather, data, *std::make_unique<Ints>(8), 4),
+                       long_limits);
+            worker.run(make_call(Verb::barrier, data, out, 0), long_limits);
         } catch (const Failure&) {
-            heard = true;
+            failed = true;
         }
-        CHECK(heard);
+        CHECK(failed);
     });
 }
 

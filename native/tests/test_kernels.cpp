@@ -44,7 +44,7 @@ double round_to(double value, int fraction, int lowest, double largest) {
 double round_half(double value) { return round_to(value, 10, -14, 65504); }
 double round_bfloat(double value) { return round_to(value, 7, -126, std::ldexp(255, 120)); }
 
-/// One element combined by definition; integers wrap, averages are exact, NaN is handed on.
+/// One element combined by definition; integers wrap, averages are exact, a NaN stays a NaN.
 template <class T>
 T combine(ReduceOp op, const std::vector<T>& x, double factor) {
     using U = std::conditional_t<std::is_integral_v<T>, unsigned __int128, T>;
@@ -95,7 +95,7 @@ bool same(double a, double b) { return (std::isnan(a) && std::isnan(b)) || a == 
 
 const std::vector<std::size_t> counts{0, 1, 7, 63, 64, 65, 257, 1009};
 
-/// Runs one kernel in all its ways: plain and streaming, with and without a second target, in
+/// Runs one kernel in all variants: plain and streaming, with and without a second target, in
 /// place.
 template <class T, class Expect>
 void try_kernel(const Kernels& k, DType dtype, ReduceOp op, double factor, int sources,
@@ -121,7 +121,7 @@ void try_kernel(const Kernels& k, DType dtype, ReduceOp op, double factor, int s
             if (!in_place)
                 for (std::size_t i = count; i < count + 8; ++i)
                     CHECK(std::memcmp(&apart[i], &second[count], sizeof(T)) ==
-                          0);  // nothing beyond
+                          0);  // and nothing past the end
         }
     }
 }
@@ -179,7 +179,7 @@ void test_short_float(const Kernels& k, DType dtype, double (*widen)(std::uint16
                                           return same(widen(got), narrow(combine(op, x, 0.3)));
                                       });
         }
-    // Every value there is, through widening and rounding alone.
+    // Every value, widened and rounded back.
     std::vector<std::uint16_t> all(65536), out(65536);
     for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::uint16_t>(i);
     const void* from = all.data();

@@ -13,14 +13,14 @@ using Ints = std::vector<std::int32_t>;
 void check_sum(Group& group, int rank, int expected) {
     const Ints mine{1 << rank};
     Ints out(1);
-    group.run(request(Verb::all_reduce, mine, out, 1, ReduceOp::sum), {30, nullptr});
+    group.run(make_call(Verb::all_reduce, mine, out, 1, ReduceOp::sum), {30, nullptr});
     CHECK(out[0] == expected);
 }
 
-/// One leaves, one is excluded; the others end up in one group, which works, again and again.
+/// One rank leaves, one is excluded; the others agree on one group, which works; many times.
 void test_agreement() {
     for (int round = 0; round < 50; ++round) {
-        const Job job(5);
+        const ThreadedJob job(5);
         on_ranks(5, [&](int rank) {
             auto group = job.group(rank);
             check_sum(*group, rank, 31);
@@ -38,7 +38,7 @@ void test_agreement() {
 
 /// A member that does not come is named at the deadline; a later try succeeds.
 void test_deadline() {
-    const Job job(3);
+    const ThreadedJob job(3);
     std::atomic<int> late{0};
     on_ranks(3, [&](int rank) {
         auto group = job.group(rank);

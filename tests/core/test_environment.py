@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.start_cases import find_mpiexec
 from unisono.core import environment, rendezvous
 from unisono.errors import ArgumentError, LaunchError
 
@@ -234,11 +234,7 @@ def test_torchrun(tmp_path: Path) -> None:
     assert first[5] == second[5]
 
 
-def mpiexec() -> str | None:
-    return shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH')}")
-
-
-@pytest.mark.skipif(mpiexec() is None, reason="there is no mpiexec")
+@pytest.mark.skipif(find_mpiexec() is None, reason="there is no mpiexec")
 @pytest.mark.parametrize("shell", [False, True], ids=["direct", "a shell per rank"])
 def test_mpiexec(tmp_path: Path, shell: bool) -> None:
     script = tmp_path / "script.py"
@@ -249,7 +245,7 @@ def test_mpiexec(tmp_path: Path, shell: bool) -> None:
         program = ["sh", "-c", f'{sys.executable} {script} "$0"; exit $?']
     jobs = []
     for name in ("one", "two"):
-        first, second = start([str(mpiexec()), "-n", "2", *program], tmp_path / name)
+        first, second = start([str(find_mpiexec()), "-n", "2", *program], tmp_path / name)
         assert first[:4] == [0, 2, 0, 2]
         assert second[:4] == [1, 2, 1, 2]
         assert first[5] == second[5]

@@ -324,9 +324,9 @@ hear()
         ranks[0].wait_for_sleep()
         ranks[2].wait_for_sleep()
         with Path(f"/proc/{ranks[1].pid}/fd/{number}").open("rb") as file:
-            viewer = _native.Viewer(file.fileno())
+            viewer = _native.JobInspector(file.fileno())
         assert viewer.size == 3
-        seen = viewer.look()
+        seen = viewer.snapshot()
         assert [pid for pid, _, _, _ in seen] == [ranks[rank].pid for rank in range(3)]
         assert [state for _, state, _, _ in seen] == ["running"] * 3
         assert [missing for _, _, _, missing in seen] == [[1], None, [1]]
@@ -337,7 +337,7 @@ hear()
             ranks[rank].read()
             ranks[rank].tell()
             assert ranks[rank].end() == 0
-        assert [state for _, state, _, _ in viewer.look()] == ["left"] * 3
+        assert [state for _, state, _, _ in viewer.snapshot()] == ["left"] * 3
 
 
 def garbage(kind: str, folder: Path) -> int:
@@ -359,7 +359,7 @@ def garbage(kind: str, folder: Path) -> int:
             return os.dup(file.fileno())
     handle = os.memfd_create("garbage", os.MFD_ALLOW_SEALING)
     if kind == "cut":  # the head of a job, without the rest
-        with os.fdopen(_native.create(4), "rb") as job:
+        with os.fdopen(_native.create_job_memory(4), "rb") as job:
             os.write(handle, job.read(4096))
     elif kind == "random":
         os.write(handle, os.urandom(1 << 20))
@@ -373,8 +373,8 @@ def garbage(kind: str, folder: Path) -> int:
 )
 def test_garbage_is_no_job(kind: str, tmp_path: Path) -> None:
     handle = garbage(kind, tmp_path)
-    with pytest.raises(LaunchError, match="no memory of a job"):
-        _native.Viewer(handle)
+    with pytest.raises(LaunchError, match="not the memory of a job"):
+        _native.JobInspector(handle)
     if kind != "closed":
         os.close(handle)
 
@@ -382,14 +382,14 @@ def test_garbage_is_no_job(kind: str, tmp_path: Path) -> None:
 def test_a_job_full_of_garbage_is_no_crash() -> None:
     """Random bytes behind a right header give nonsense or an error, never a crash."""
     random = np.random.default_rng(5)
-    handle = _native.create(3)
+    handle = _native.create_job_memory(3)
     with os.fdopen(handle, "r+b", buffering=0) as job:
         size = os.fstat(handle).st_size
         for _ in range(50):
             begin = 128 + int(random.integers(0, 1 << 19))
             os.pwrite(handle, random.bytes(1 << 16), begin)
             try:
-                seen = _native.Viewer(job.fileno()).look()
+                seen = _native.JobInspector(job.fileno()).snapshot()
             except UnisonoError:
                 continue
             assert len(seen) == 3

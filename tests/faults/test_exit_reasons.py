@@ -84,7 +84,7 @@ say(**fault(lambda: reduce(world)))
         ranks[0].tell()
         text = ranks[0].read()["text"]
         known = f"rank 1 (pid {pid}) was killed by SIGKILL"
-        unknown = f"rank 1 (pid {pid}) ended without leaving the job; how is not known"
+        unknown = f"rank 1 (pid {pid}) ended without leaving the job; its exit status is not known"
         assert known in text or unknown in text
 
 

@@ -100,8 +100,8 @@ WAYS = {
     "killed": ("", "killed by SIGKILL"),
     "ends at once": ("os._exit(3)", "exited with code 3"),
     # An interpreter with torch may take longer to end than the others wait to hear how.
-    "exits": ("sys.exit(4)", "exited with code 4|is ending"),
-    "raises": ("raise ValueError('the cause')", "exited with code 1|is ending"),
+    "exits": ("sys.exit(4)", "exited with code 4|is exiting"),
+    "raises": ("raise ValueError('the cause')", "exited with code 1|is exiting"),
 }
 
 

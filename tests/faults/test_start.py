@@ -13,44 +13,8 @@ import pytest
 
 from tests.helpers.jobs import Ranks
 from tests.helpers.processes import DEADLINE, wait_until
-from unisono.core.environment import Launch
-from unisono.engines.shm import handshake
+from tests.helpers.start_cases import START, address_of, check_started, connect
 from unisono.launch.process import Job
-
-START = """
-error = fault(lambda: groups.init("shm"))
-say(**error)
-if error["kind"] is None:
-    say(sum=reduce(groups.world(), 1000))
-"""
-
-
-def check_started(ranks: Ranks, n: int) -> None:
-    """All ranks have joined, and the sum is right."""
-    for rank in range(n):
-        assert ranks[rank].read()["kind"] is None
-        assert ranks[rank].read() == {"sum": n * (n + 1) / 2}
-        assert ranks[rank].end() == 0
-
-
-def address_of(job: Job) -> bytes:
-    return handshake.name(Launch(0, job.size, 0, job.size, job.name, "test"))
-
-
-def connect(address: bytes) -> socket.socket:
-    """Connect as soon as somebody listens."""
-    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    stranger.settimeout(DEADLINE)
-
-    def connected() -> bool:
-        with contextlib.suppress(ConnectionRefusedError, BlockingIOError):  # or too many
-            stranger.connect(address)
-            return True
-        return False
-
-    wait_until(connected)
-    return stranger
-
 
 AGAIN_AND_AGAIN = """
 for _ in range(50):

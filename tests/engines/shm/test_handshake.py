@@ -1,4 +1,4 @@
-"""Who gets into a job, and who cannot: strangers, impostors, other users; no port on one host."""
+"""Who is admitted to a job, and who is not: strangers, impostors, other users; no open ports."""
 
 from __future__ import annotations
 
@@ -17,40 +17,46 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.test_start import START, check_started, connect
 from tests.helpers.jobs import Rank, Ranks
 from tests.helpers.processes import DEADLINE, wait_until
+from tests.helpers.start_cases import START, address_of, check_started, connect
 from unisono.core.environment import Launch
 from unisono.engines.shm import handshake
+from unisono.errors import CommTimeout, LaunchError, OutOfSharedMemory, UnisonoError
 from unisono.launch.process import Job
 
 NOBODY = 65534
 
 
-def seat_of(job: Job, seat: int = 0) -> bytes:
-    return handshake.name(Launch(0, job.size, 0, job.size, job.name, "test"), seat)
+# ---- strangers who connect -----------------------------------------------------------------------
 
-
-# ---- strangers who call --------------------------------------------------------------------------
-
-WORDS: dict[str, Callable[[], list[bytes]]] = {
+MESSAGES: dict[str, Callable[[], list[bytes]]] = {
     "no bytes": lambda: [b""],
     "8 zero bytes": lambda: [bytes(8)],
     "4096 bytes": lambda: [bytes(4096)],
     "random bytes": lambda: [secrets.token_bytes(74 + extra) for extra in range(64)],
-    "what guests say later": lambda: [b"join", b"here", b"torn"],
-    "what rank 0 says": lambda: [b"go", b"away", b"memory", b"refused " + bytes(40)],
+    "later messages of clients": lambda: [
+        handshake.JOIN,
+        handshake.READY,
+        handshake.AMBIGUOUS,
+    ],
+    "messages of rank 0": lambda: [
+        handshake.START,
+        handshake.RETRY,
+        handshake.MEMORY,
+        b"rejected " + bytes(40),
+    ],
 }
 
 
-@pytest.mark.parametrize("kind", WORDS)
-def test_strangers_who_come_early_and_talk(kind: str) -> None:
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_strangers_who_connect_early_and_send(kind: str) -> None:
     with Ranks(3, START, only=[0]) as ranks, contextlib.ExitStack() as held:
-        for word in WORDS[kind]():
-            stranger = held.enter_context(connect(seat_of(ranks.job)))
+        for message in MESSAGES[kind]():
+            stranger = held.enter_context(connect(address_of(ranks.job)))
             for _ in range(3):
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    stranger.send(word)
+                    stranger.send(message)
         for rank in (1, 2):
             ranks.start(rank)
         check_started(ranks, 3)
@@ -59,22 +65,22 @@ def test_strangers_who_come_early_and_talk(kind: str) -> None:
 def test_a_thousand_silent_strangers() -> None:
     with Ranks(2, START, only=[0]) as ranks, contextlib.ExitStack() as held:
         for _ in range(1000):
-            held.enter_context(connect(seat_of(ranks.job)))
+            held.enter_context(connect(address_of(ranks.job)))
         ranks.start(1)
         check_started(ranks, 2)
 
 
-def test_strangers_who_never_stop_calling() -> None:
+def test_strangers_who_never_stop_connecting() -> None:
     with Ranks(3, START, only=[0]) as ranks:
         over = threading.Event()
 
-        def call() -> None:
+        def keep_connecting() -> None:
             held: list[socket.socket] = []
             while not over.is_set():
                 stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 held.append(stranger)
                 with contextlib.suppress(OSError):
-                    stranger.connect(seat_of(ranks.job))
+                    stranger.connect(address_of(ranks.job))
                     stranger.send(bytes(8))
                 if len(held) > 100:
                     held.pop(0).close()
@@ -82,32 +88,32 @@ def test_strangers_who_never_stop_calling() -> None:
             for stranger in held:
                 stranger.close()
 
-        connect(seat_of(ranks.job)).close()
-        caller = threading.Thread(target=call)
-        caller.start()
+        connect(address_of(ranks.job)).close()
+        thread = threading.Thread(target=keep_connecting)
+        thread.start()
         try:
             for rank in (1, 2):
                 ranks.start(rank)
             check_started(ranks, 3)
         finally:
             over.set()
-            caller.join()
+            thread.join()
 
 
-# ---- impostors who sit where rank 0 should be ----------------------------------------------------
+# ---- impostors who listen where rank 0 should ----------------------------------------------------
 
 
 class Impostor:
-    """Sits at the first seat of a job, before its rank 0; `answer` deals with each caller."""
+    """Listens at the first address of a job before its rank 0; `answer` handles each peer."""
 
     def __init__(self, job: Job, answer: Callable[[socket.socket], None]) -> None:
         self._answer = answer
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(seat_of(job))
+        self._listener.bind(address_of(job))
         self._listener.listen(64)
         self._thread = threading.Thread(target=self._serve)
         self._over = False
-        self.calls = 0
+        self.connections = 0
 
     def __enter__(self) -> Impostor:
         self._thread.start()
@@ -124,7 +130,7 @@ class Impostor:
             while not self._over:
                 with contextlib.suppress(OSError):
                     connection, _ = self._listener.accept()
-                    self.calls += 1
+                    self.connections += 1
                     held.enter_context(connection)
                     connection.settimeout(DEADLINE)
                     self._answer(connection)
@@ -148,10 +154,10 @@ def false_proof(connection: socket.socket) -> None:
     connection.send(secrets.token_bytes(34))
 
 
-def false_refusal(connection: socket.socket) -> None:
+def false_rejection(connection: socket.socket) -> None:
     connection.send(secrets.token_bytes(32))
     connection.recv(4096)
-    connection.send(b"refused " + secrets.token_bytes(32) + b'["LaunchError", [], "go home"]')
+    connection.send(b"rejected " + secrets.token_bytes(32) + b'{"type": "LaunchError"}')
 
 
 def false_memory(connection: socket.socket) -> None:
@@ -163,85 +169,130 @@ def false_memory(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [silence, hang_up, noise, false_proof, false_refusal, false_memory]
+    "answer", [silence, hang_up, noise, false_proof, false_rejection, false_memory]
 )
-def test_who_answers_in_place_of_rank_0_changes_nothing(
+def test_impostors_change_nothing(
     answer: Callable[[socket.socket], None],
 ) -> None:
     job = Job(3)
     with Impostor(job, answer) as impostor, Ranks(3, START, job=job) as ranks:
         check_started(ranks, 3)
-        assert impostor.calls
+        assert impostor.connections
 
 
 def test_replayed_hello() -> None:
-    """What a true rank says to one nonce proves nothing to another."""
+    """The hello of a real rank answers one nonce, and proves nothing for another."""
     job = Job(2)
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
     def record(connection: socket.socket) -> None:
         connection.send(secrets.token_bytes(32))
-        heard.append(connection.recv(4096))
+        received.append(connection.recv(4096))
 
-    with Ranks(2, START, only=[1], job=job) as guests:
+    with Ranks(2, START, only=[1], job=job) as clients:
         with Impostor(job, record):
-            wait_until(lambda: bool(heard))
-        guests.kill()
+            wait_until(lambda: bool(received))
+        clients.kill()
     with Ranks(2, START, only=[0], job=job) as ranks:
-        with connect(seat_of(job)) as stranger:
+        with connect(address_of(job)) as stranger:
             assert len(stranger.recv(4096)) == 32
-            stranger.send(heard[0])
-            assert stranger.recv(4096) == b""  # it hangs up
+            stranger.send(received[0])
+            assert stranger.recv(4096) == b""  # it disconnects
         ranks.start(1)
         check_started(ranks, 2)
 
 
-def passed_on() -> list[tuple[bytes, list[int]]]:
-    """What an impostor between a guest and rank 0 could pass on before these two met."""
+def relay_handshake() -> list[tuple[bytes, list[int]]]:
+    """Return what an impostor could relay before the client and rank 0 were connected."""
     job = Job(2)
-    passed: list[tuple[bytes, list[int]]] = []
+    relayed: list[tuple[bytes, list[int]]] = []
 
-    def relay(guest: socket.socket) -> None:
-        if impostor.calls > 1:  # rank 0 asks who sits here, and may be gone by now
-            guest.close()
+    def relay(client: socket.socket) -> None:
+        if impostor.connections > 1:  # rank 0 probes this address, and may be gone by now
+            client.close()
             return
-        with connect(seat_of(job, 1)) as host, selectors.DefaultSelector() as both:
-            both.register(guest, selectors.EVENT_READ, host)
-            both.register(host, selectors.EVENT_READ, guest)
+        with connect(address_of(job, 1)) as server, selectors.DefaultSelector() as both:
+            both.register(client, selectors.EVENT_READ, server)
+            both.register(server, selectors.EVENT_READ, client)
             while True:
                 for key, _ in both.select(1):
                     message, fds, _, _ = socket.recv_fds(key.fileobj, 4096, 4)
                     if not message:
                         return
-                    passed.append((message, fds))
+                    relayed.append((message, fds))
                     socket.send_fds(key.data, [message], fds)
 
     with Impostor(job, relay) as impostor, Ranks(2, START, only=[1], job=job) as ranks:
-        wait_until(lambda: impostor.calls > 0)  # so that it is the guest whose words are passed on
+        wait_until(lambda: impostor.connections > 0)  # by the client, not by rank 0
         ranks.start(0)
         check_started(ranks, 2)
-    return passed
+    return relayed
 
 
-def test_nobody_can_pass_the_words_on() -> None:
-    """An impostor between a guest and rank 0 hears all that they say, and gets no descriptor."""
+def test_nobody_can_relay_the_handshake() -> None:
+    """An impostor between a client and rank 0 sees all messages, and gets no file descriptor."""
     for _ in range(5):
-        passed = passed_on()
-        assert not any(fds or message == b"join" for message, fds in passed)
-        if any(len(message) > 64 for message, _ in passed):  # a hello went through
+        relayed = relay_handshake()
+        assert not any(fds or message == handshake.JOIN for message, fds in relayed)
+        if any(len(message) > 64 for message, _ in relayed):  # a hello was relayed
             return
-    raise AssertionError("the guest was always faster than the impostor")
+    raise AssertionError("the client was always faster than the impostor")
 
 
-def test_all_seats_are_taken() -> None:
+def test_all_addresses_are_in_use() -> None:
     job = Job(2)
     with contextlib.ExitStack() as held:
-        for seat in range(handshake.SEATS):
+        for index in range(handshake.ADDRESSES):
             squatter = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            squatter.bind(seat_of(job, seat))
+            squatter.bind(address_of(job, index))
         with Ranks(2, START, only=[0], job=job) as ranks:
             error = ranks[0].read()
             assert error["kind"] == "LaunchError" and "another job of this user" in error["text"]
+
+
+# ---- rejections ----------------------------------------------------------------------------------
+
+
+def receive_rejection(make: Callable[[Launch, bytes], bytes]) -> UnisonoError:
+    """Shake hands as a client, and return the error that the message of `make` rejects it with."""
+    launch = Launch(1, 600, 1, 600, "a job", "test")
+    nonce = secrets.token_bytes(handshake.NONCE_BYTES)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        probe = handshake.ServerProbe(launch, frozenset(), 0, ours)
+        theirs.send(nonce)
+        probe.receive()
+        received = theirs.recv(handshake.MAX_MESSAGE)
+        hello = handshake.read_hello(launch, received, nonce, os.getpid())
+        assert hello is not None
+        theirs.send(make(launch, hello.nonce))
+        with pytest.raises((LaunchError, CommTimeout)) as caught:
+            probe.receive()
+    return caught.value
+
+
+@pytest.mark.parametrize("kind", [LaunchError, OutOfSharedMemory, CommTimeout])
+@pytest.mark.parametrize(
+    "text", ["all full", "x" * 10_000, "\N{SNOWMAN}" * 10_000], ids=["short", "long", "wide"]
+)
+def test_a_rejection_fits_into_one_message(kind: type[LaunchError], text: str) -> None:
+    def make(launch: Launch, nonce: bytes) -> bytes:
+        message = handshake.rejection(launch, kind(text, range(600)), nonce)
+        assert len(message) <= handshake.MAX_MESSAGE
+        return message
+
+    error = receive_rejection(make)
+    assert type(error) is kind and text[:8] in str(error) and "rank 0" in str(error)
+    assert error.ranks == tuple(range(len(error.ranks))) and len(error.ranks) > 100
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1, 2]", b"\xff", b'{"ranks": 7}', b'{"fields": 1}'])
+def test_a_rejection_that_cannot_be_read_is_an_error(body: bytes) -> None:
+    def make(launch: Launch, nonce: bytes) -> bytes:
+        return b"rejected " + handshake.proof(launch, b"rejection", os.getpid(), nonce, body) + body
+
+    error = receive_rejection(make)
+    assert type(error) is LaunchError and "cannot be read" in str(error)
 
 
 # ---- other users ---------------------------------------------------------------------------------
@@ -292,7 +343,7 @@ def test_other_users_open_nothing_of_a_rank() -> None:
         for rank in (0, 1):
             assert ranks[rank].read() == {"ready": 1}
             assert run_as(NOBODY, OPEN, ranks[rank].pid) == ""
-            # The same user can, so that the line above can fail.
+            # The same user can, so the line above can fail.
             assert {"environ", "mem"} < set(run_as(0, OPEN, ranks[rank].pid).split())
 
 
@@ -306,37 +357,37 @@ def test_the_memory_is_the_users_own() -> None:
 
 
 @only_root
-def test_another_user_who_calls_hears_nothing() -> None:
+def test_another_user_who_connects_receives_nothing() -> None:
     body = """
-line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-line.settimeout(20)
-line.connect(bytes.fromhex(sys.argv[1]))
+connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+connection.settimeout(20)
+connection.connect(bytes.fromhex(sys.argv[1]))
 try:
-    print(len(line.recv(4096)))
+    print(len(connection.recv(4096)))
 except ConnectionResetError:
     print(0)
 """
     with Ranks(2, START, only=[0]) as ranks:
-        connect(seat_of(ranks.job)).close()
-        assert run_as(NOBODY, body, seat_of(ranks.job).hex()) == "0"
-        assert run_as(0, body, seat_of(ranks.job).hex()) == "32"
+        connect(address_of(ranks.job)).close()
+        assert run_as(NOBODY, body, address_of(ranks.job).hex()) == "0"
+        assert run_as(0, body, address_of(ranks.job).hex()) == "32"
         ranks.start(1)
         check_started(ranks, 2)
 
 
 @only_root
-def test_another_user_who_sits_at_a_seat_changes_nothing() -> None:
+def test_another_user_who_listens_changes_nothing() -> None:
     body = f"""
 import os, socket, sys
 os.setuid({NOBODY})
-line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-line.bind(bytes.fromhex(sys.argv[1]))
-line.listen()
+connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+connection.bind(bytes.fromhex(sys.argv[1]))
+connection.listen()
 print("ready", flush=True)
 sys.stdin.readline()
 """
     job = Job(2)
-    command = [sys.executable, "-c", body, seat_of(job).hex()]
+    command = [sys.executable, "-c", body, address_of(job).hex()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as squatter:
         assert squatter.stdout is not None and squatter.stdout.readline() == b"ready\n"
         with Ranks(2, START, job=job) as ranks:
@@ -358,9 +409,9 @@ def ports(pid: int) -> set[tuple[str, str]]:
     for kind in ("tcp", "tcp6", "udp", "udp6", "raw"):
         with contextlib.suppress(FileNotFoundError):
             for line in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]:
-                words = line.split()
-                if words[9] in inodes:
-                    found.add((kind.rstrip("6"), str(int(words[1].rpartition(":")[2], 16))))
+                fields = line.split()
+                if fields[9] in inodes:
+                    found.add((kind.rstrip("6"), str(int(fields[1].rpartition(":")[2], 16))))
     return found
 
 
@@ -376,7 +427,7 @@ def test_shm_opens_no_port() -> None:
 
 def test_shm_opens_no_port_while_it_starts() -> None:
     with Ranks(3, START, only=[0, 1]) as ranks:
-        name = seat_of(ranks.job).decode().replace("\0", "@")
+        name = address_of(ranks.job).decode().replace("\0", "@")
         wait_until(lambda: Path("/proc/net/unix").read_text().count(name) == 2)
         assert ports(ranks[0].pid) == ports(ranks[1].pid) == set()
         ranks.start(2)
@@ -398,7 +449,7 @@ hear()
 
 
 def test_a_port_would_be_seen() -> None:
-    """Or the tests of this chapter could not fail."""
+    """The tests of this section can fail."""
     body = "import socket\nlistener = socket.create_server(('127.0.0.1', 0))\n"
     with Ranks(1, body + "say(port=listener.getsockname()[1])\nhear()") as ranks:
         port = ranks[0].read()["port"]
@@ -427,14 +478,14 @@ def test_the_torch_backend_opens_no_port_of_its_own(tmp_path: Path, port: str) -
     file = f', init_method="file://{tmp_path}/meeting", rank=rank, world_size=2'
     assert seen(file) == [set(), set()]
     first, second = seen("")
-    # Rank 0 serves torch's store, and all ranks are connected with it, from any port.
+    # Rank 0 serves torch's store, and all ranks are connected to it, from any port.
     assert ("tcp", port) in first and ("tcp", port) not in second
     assert len(first) == 2 and len(second) == 1
 
 
-# ---- what is in a store --------------------------------------------------------------------------
+# ---- what the store contains ---------------------------------------------------------------------
 
-MEET = """
+RENDEZVOUS = """
 import torch.distributed as dist
 from unisono.core import rendezvous
 store = dist.FileStore({path!r}, 2)
@@ -447,9 +498,9 @@ hear()
 """
 
 
-def met(path: Path, variables: list[dict[str, str]]) -> list[dict]:
-    """What two ranks learn that meet in a store which anybody can read."""
-    body = MEET.format(path=str(path))
+def rendezvous_results(path: Path, variables: list[dict[str, str]]) -> list[dict]:
+    """Return what two ranks learn from a rendezvous via a store that anybody can read."""
+    body = RENDEZVOUS.format(path=str(path))
     jobs = [Job(2), Job(2)]
     own = {"UNISONO_JOB": "one job", "UNISONO_SECRET": ""}
     with contextlib.ExitStack() as held:
@@ -463,33 +514,33 @@ def met(path: Path, variables: list[dict[str, str]]) -> list[dict]:
 @pytest.mark.skipif(find_spec("torch") is None, reason="there is no torch")
 def test_a_given_secret_is_not_in_the_store(tmp_path: Path) -> None:
     given = secrets.token_hex(32)
-    first, second = met(tmp_path / "store", [{"UNISONO_SECRET": given}] * 2)
+    first, second = rendezvous_results(tmp_path / "store", [{"UNISONO_SECRET": given}] * 2)
     assert first["secret"] == second["secret"] and len(first["secret"]) == 64
     written = (tmp_path / "store").read_bytes()
     assert first["secret"].encode() not in written and given.encode() not in written
-    assert first["job"].removeprefix("store-").encode() in written  # we did look at the right file
+    assert first["job"].removeprefix("store-").encode() in written  # so this is the right file
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="there is no torch")
-def test_a_secret_that_nobody_gave_is_in_the_store(tmp_path: Path) -> None:
-    """As docs/security.md says."""
-    first, second = met(tmp_path / "store", [{}, {}])
+def test_a_generated_secret_is_in_the_store(tmp_path: Path) -> None:
+    """docs/security.md says so."""
+    first, second = rendezvous_results(tmp_path / "store", [{}, {}])
     assert first["secret"] == second["secret"]
     assert first["secret"].encode() in (tmp_path / "store").read_bytes()
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="there is no torch")
 @pytest.mark.parametrize(
-    ("second", "words"),
+    ("second", "text"),
     [
         ({"UNISONO_SECRET": "aa" * 32}, "differs from that of rank 0"),
         ({}, "rank 0 was started with UNISONO_SECRET, and this rank was not"),
     ],
     ids=["another secret", "none"],
 )
-def test_secrets_that_differ(tmp_path: Path, second: dict[str, str], words: str) -> None:
+def test_secrets_that_differ(tmp_path: Path, second: dict[str, str], text: str) -> None:
     given = {"UNISONO_SECRET": "bb" * 32}
-    seen = met(tmp_path / "store", [given, second])
+    seen = rendezvous_results(tmp_path / "store", [given, second])
     assert seen[0]["kind"] is None
-    assert seen[1]["kind"] == "LaunchError" and words in seen[1]["text"]
+    assert seen[1]["kind"] == "LaunchError" and text in seen[1]["text"]
     assert "bb" * 32 not in seen[1]["text"] and "aa" * 32 not in seen[1]["text"]

@@ -1,7 +1,7 @@
-"""Two jobs of one user at one address and port: both right, or a clear error on every rank.
+"""Two jobs of one user at one address and port: both work, or every rank gets a clear error.
 
-Ranks are started by hand, as plain processes: nothing but how they were started tells two jobs
-apart. In each job the sum is that job's own, so that a rank which joined the other one shows.
+Ranks are started by hand, as plain processes: only how they were started tells two jobs apart. Each
+job has a sum of its own, which shows a rank that joined the wrong one.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from typing import Any
 
 import pytest
 
-from tests.core.test_environment import mpiexec
 from tests.helpers.processes import DEADLINE
+from tests.helpers.start_cases import find_mpiexec
 from unisono.launch.process import Port
 
-#: A rank waits for a line with its value, joins, and sums the values of its job many times.
+#: A rank waits for a line with its value, joins, and sums the values of its job many times. All
+#: imports come first, so that a rank joins without delay on a busy machine too.
 BODY = """
 import json, sys
 import numpy as np
 from unisono.core import buffers, dispatch, groups
 from unisono.core.dtypes import ReduceOp
+from unisono.engines.shm import engine
 from unisono.errors import UnisonoError
 
 print("ready", flush=True)
@@ -45,13 +47,28 @@ except UnisonoError as error:
     seen = {"kind": type(error).__name__, "text": str(error)}
 print(json.dumps(seen), flush=True)
 """
-#: What each rank of a job gives: no sum of ranks of both jobs is that of one.
+#: The same, and each time that the rank chooses a rank 0 it prints that process.
+CHOOSING = (
+    """
+from unisono.engines.shm.client import RendezvousClient
+from unisono.engines.shm.handshake import credentials
+
+find_server = RendezvousClient.find_server
+def find_and_tell(self):
+    server = find_server(self)
+    print("chose", credentials(server.socket)[0], flush=True)
+    return server
+RendezvousClient.find_server = find_and_tell
+"""
+    + BODY
+)
+#: What each rank of a job contributes: no sum of ranks of both jobs is that of one.
 VALUES = {"A": 1.0, "B": 100.0}
 SOON = 0.03  # seconds between two ranks, as if somebody typed very fast
 
 
 class Started:
-    """One process, up to where it would join."""
+    """One process, which waits before it joins."""
 
     def __init__(self, command: Sequence[str], variables: dict[str, str]) -> None:
         known = {k: v for k, v in os.environ.items() if not k.startswith("UNISONO_")}
@@ -67,6 +84,13 @@ class Started:
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "ready\n"
 
+    def read_choice(self) -> int:
+        """Return the process that this rank has chosen as its rank 0; see CHOOSING."""
+        assert self.process.stdout is not None
+        said, _, pid = self.process.stdout.readline().partition(" ")
+        assert said == "chose"
+        return int(pid)
+
     def go(self, value: float) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{value}\n")
@@ -74,7 +98,7 @@ class Started:
 
     def seen(self) -> dict[str, Any]:
         out, _ = self.process.communicate(timeout=DEADLINE)
-        return json.loads(out)
+        return json.loads(out.splitlines()[-1])
 
 
 class Jobs:
@@ -89,19 +113,19 @@ class Jobs:
         self,
         name: str,
         size: int,
-        *words: str,
+        *arguments: str,
         under: Sequence[str] = (),
         body: str = BODY,
         **variables: str,
     ) -> None:
-        place = {
+        launch = {
             "RANK": name[1],
             "WORLD_SIZE": str(size),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": self._port,
         }
-        command = [*under, sys.executable, "-c", body, *words]
-        self.ranks[name] = Started(command, {**place, **variables})
+        command = [*under, sys.executable, "-c", body, *arguments]
+        self.ranks[name] = Started(command, {**launch, **variables})
 
     def go(self, order: Sequence[str], pause: float = SOON) -> None:
         """Let ranks join in this order; all of them have started Python already."""
@@ -142,7 +166,7 @@ def jobs() -> Iterator[Jobs]:
 
 
 def orders(*ranks: str) -> list[tuple[str, ...]]:
-    """Every order, but for the names of the two jobs."""
+    """Return every order; swapping the two jobs makes no new one."""
     return [order for order in itertools.permutations(ranks) if order[0][0] == "A"]
 
 
@@ -150,7 +174,7 @@ def orders(*ranks: str) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("order", orders("A0", "A1", "B0", "B1"), ids="-".join)
-def test_other_words(jobs: Jobs, order: Sequence[str]) -> None:
+def test_other_arguments(jobs: Jobs, order: Sequence[str]) -> None:
     for name in order:
         jobs.add(name, 2, "--learning-rate", name[0])
     jobs.go(order)
@@ -175,7 +199,7 @@ def test_other_variables(jobs: Jobs, order: Sequence[str]) -> None:
     jobs.check_right()
 
 
-def test_all_at_once(jobs: Jobs) -> None:
+def test_all_at_the_same_time(jobs: Jobs) -> None:
     names = ["A0", "B0", "A1", "B1", "A2", "B2"]
     for name in names:
         jobs.add(name, 3, name[0])
@@ -204,19 +228,22 @@ def test_other_sizes(jobs: Jobs, order: Sequence[str]) -> None:
 
 @pytest.mark.parametrize("order", [("A0", "B1", "B0", "A1"), ("A1", "B1", "A0", "B0")])
 def test_names_of_their_own(jobs: Jobs, order: Sequence[str]) -> None:
-    """All else is equal, so this is what the error advises."""
+    """Everything else is equal: the error recommends this."""
     for name in order:
         jobs.add(name, 2, UNISONO_JOB=name[0])
     jobs.go(order)
     jobs.check_right()
 
 
-def test_a_guest_that_chose_too_early_is_sent_away(jobs: Jobs) -> None:
-    order = ["A0", "B1", "B0", "A1", "A2", "B2"]
-    for name in order:
-        jobs.add(name, 3, name[0])
-    jobs.go(order[:2], pause=0.8)  # alone with another job's rank 0 for longer than a moment
-    jobs.go(order[2:])
+def test_a_client_that_chose_too_early_is_sent_away(jobs: Jobs) -> None:
+    for name in ["A0", "B1", "B0", "A1", "A2", "B2"]:
+        jobs.add(name, 3, name[0], body=CHOOSING)
+    jobs.go(["A0", "B1"])
+    early = jobs.ranks["B1"]
+    assert early.read_choice() == jobs.ranks["A0"].process.pid  # there is no other rank 0 yet
+    jobs.go(["B0"])
+    assert early.read_choice() == jobs.ranks["B0"].process.pid  # A0 has learned of B0
+    jobs.go(["A1", "A2", "B2"])
     jobs.check_right()
 
 
@@ -237,22 +264,22 @@ def test_one_job_after_the_other(jobs: Jobs) -> None:
 def test_one_job_from_three_shells(jobs: Jobs, order: Sequence[str], tmp_path: Path) -> None:
     with shells(tmp_path, "0", "1", "2") as under:
         for name in order:
-            place = f"{name[1]} of three"
-            jobs.add(name, 3, "--rank", name[1], under=under[name[1]], TERMINAL=place)
+            terminal = f"{name[1]} of three"
+            jobs.add(name, 3, "--rank", name[1], under=under[name[1]], TERMINAL=terminal)
         jobs.go(order)
         jobs.check_right()
 
 
 # ---- jobs that cannot be told apart --------------------------------------------------------------
 
-TORN = [
+AMBIGUOUS_ORDERS = [
     ("A0", "B0", "A1", "B1"),
     ("B1", "A1", "A0", "B0"),
     ("A0", "B1", "B0", "A1"),
 ]
 
 
-@pytest.mark.parametrize("order", TORN, ids="-".join)
+@pytest.mark.parametrize("order", AMBIGUOUS_ORDERS, ids="-".join)
 def test_nothing_tells_the_jobs_apart(jobs: Jobs, order: Sequence[str]) -> None:
     for name in order:
         jobs.add(name, 2, "--rank", name[1])
@@ -260,8 +287,8 @@ def test_nothing_tells_the_jobs_apart(jobs: Jobs, order: Sequence[str]) -> None:
     jobs.check_refused()
 
 
-@pytest.mark.parametrize("order", TORN, ids="-".join)
-def test_words_say_one_thing_and_variables_another(jobs: Jobs, order: Sequence[str]) -> None:
+@pytest.mark.parametrize("order", AMBIGUOUS_ORDERS, ids="-".join)
+def test_arguments_and_variables_contradict_each_other(jobs: Jobs, order: Sequence[str]) -> None:
     for name in order:
         crossed = name[0] if name[1] == "0" else {"A": "B", "B": "A"}[name[0]]
         jobs.add(name, 2, name[0], EXPERIMENT=crossed)
@@ -269,7 +296,7 @@ def test_words_say_one_thing_and_variables_another(jobs: Jobs, order: Sequence[s
     jobs.check_refused()
 
 
-def test_two_ranks_zero_that_are_equal(jobs: Jobs) -> None:
+def test_two_equal_rank_0s(jobs: Jobs) -> None:
     order = ["A0", "B0", "A1", "B1", "A2", "B2"]
     for name in order:
         jobs.add(name, 3)
@@ -278,7 +305,7 @@ def test_two_ranks_zero_that_are_equal(jobs: Jobs) -> None:
 
 
 def test_a_second_rank_of_one_number(jobs: Jobs) -> None:
-    """Equal ranks join at once; the second rank 1 shows that there are two jobs."""
+    """Equal ranks join without delay; the second rank 1 shows that there are two jobs."""
     order = ["A0", "A1", "B1", "B0"]
     for name in order:
         jobs.add(name, 3)
@@ -300,14 +327,14 @@ def test_launchers_tell_their_jobs_apart(launcher: str, tmp_path: Path, port: st
             "--standalone",
             "--nproc-per-node=3",
         ],
-        "mpiexec": [str(mpiexec()), "-n", "3", sys.executable],
+        "mpiexec": [str(find_mpiexec()), "-n", "3", sys.executable],
     }
     if launcher == "torchrun" and find_spec("torch") is None:
         pytest.skip("torchrun comes with torch")
-    if launcher == "mpiexec" and mpiexec() is None:
+    if launcher == "mpiexec" and find_mpiexec() is None:
         pytest.skip("there is no mpiexec")
     script = tmp_path / "script.py"
-    # Values come from a file for each job: the command lines are alike.
+    # Values come from a file for each job, because the command lines are equal.
     script.write_text(BODY.replace("sys.stdin.readline()", 'open("value").read()'))
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     running = []
@@ -367,10 +394,10 @@ def test_programs_that_start_their_own_ranks(way: str, tmp_path: Path, port: str
 
 @contextmanager
 def shells(folder: Path, *names: str) -> Iterator[dict[str, list[str]]]:
-    """For each name a command prefix that starts a program in a session of that name.
+    """Return a command prefix for each name that starts a program in a session of its own.
 
-    A process that has become the leader of a session starts everything that is asked of it there,
-    as a terminal's shell does, and hands its pipes on to it.
+    Each session has a leader that starts programs on request, as the shell of a terminal does, and
+    gives them the pipes of the request.
     """
     code = """
 import array, os, socket, subprocess, sys
@@ -380,19 +407,19 @@ server.bind(sys.argv[1])
 server.listen()
 print("ready", flush=True)
 while True:
-    line, _ = server.accept()
-    message, pipes, _, _ = socket.recv_fds(line, 100_000, 2)
-    words, variables = eval(message)
-    subprocess.Popen(words, env=variables, stdin=pipes[0], stdout=pipes[1])
+    connection, _ = server.accept()
+    message, pipes, _, _ = socket.recv_fds(connection, 100_000, 2)
+    command, variables = eval(message)
+    subprocess.Popen(command, env=variables, stdin=pipes[0], stdout=pipes[1])
     for pipe in pipes: os.close(pipe)
-    line.close()
+    connection.close()
 """
     client = """
 import os, socket, sys
-line = socket.socket(socket.AF_UNIX)
-line.connect(sys.argv[1])
-socket.send_fds(line, [repr((sys.argv[2:], dict(os.environ))).encode()], [0, 1])
-line.recv(1)
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(sys.argv[1])
+socket.send_fds(connection, [repr((sys.argv[2:], dict(os.environ))).encode()], [0, 1])
+connection.recv(1)
 """
     running = []
     try:

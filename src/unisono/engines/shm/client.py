@@ -1,7 +1,7 @@
-"""The side of every rank but 0 when ranks of one host meet: find the rank 0 that is ours, and join.
+"""The rendezvous on one host, seen from every rank but 0: find our rank 0, and join it.
 
-Whoever proves nothing is passed over, so that a stranger may sit where rank 0 should be. See
-meeting.py for the other side.
+A peer that proves nothing is ignored, so a stranger may listen where rank 0 should. See server.py
+for the other side.
 """
 
 from __future__ import annotations
@@ -13,117 +13,117 @@ import time
 
 from unisono.core.environment import Launch
 from unisono.engines.shm import handshake
-from unisono.engines.shm.handshake import MOST, PATIENCE, SEATS, Line
-from unisono.engines.shm.job_identity import chosen
+from unisono.engines.shm.handshake import ADDRESSES, MAX_MESSAGE, PROOF_TIMEOUT, ServerProbe
+from unisono.engines.shm.job_identity import best_match
 from unisono.errors import CommTimeout, LaunchError
 
-__all__ = ["Guest"]
+__all__ = ["RendezvousClient"]
 
-_MOMENT = 0.5  # seconds for another rank 0 to come, unless a guest is exactly like its own
-_DOUBT = 10.0  # seconds for a true rank 0 to come, where others have answered in its place
+_CHOICE_DELAY = 0.5  # seconds for a better rank 0 to come, unless one matches exactly
+_STRANGER_TIMEOUT = 10.0  # seconds for our rank 0 to come while strangers answer at its addresses
 
 
-class Guest:
-    """The side of every other rank."""
+class RendezvousClient:
+    """Joins a job: finds its rank 0, and receives the shared memory from it."""
 
     def __init__(self, launch: Launch, timeout: float) -> None:
         self._launch = launch
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
-        self._own = handshake.points_of(launch)
+        self._traits = handshake.traits_of(launch)
         self._selector = selectors.DefaultSelector()
-        self._lines: dict[int, Line] = {}  # by seat
-        self._host: Line | None = None
-        self._turned_away = 0.0  # since when somebody has done that
+        self._probes: dict[int, ServerProbe] = {}  # by index of the address
+        self._server: ServerProbe | None = None
+        self._strangers_since = 0.0  # when the first peer answered without a proof; 0: none has
 
     def join(self) -> int:
-        """Find our rank 0, prove who we are, and take the descriptor."""
+        """Find our rank 0, prove who we are, and return the file descriptor that it sends."""
         while True:
-            self._host = self._find()
-            for seat in set(self._lines) - {self._host.seat}:
-                self._hang_up(seat)
-            self._host.socket.send(handshake.JOIN)
-            # From here on rank 0 keeps the deadline and tells us who is missing; it began before.
+            self._server = self.find_server()
+            for index in set(self._probes) - {self._server.index}:
+                self._disconnect(index)
+            self._server.socket.send(handshake.JOIN)
+            # From here on rank 0 keeps the deadline and reports who is missing; it started before.
             self._deadline = time.monotonic() + self._timeout + 1
-            answer, fds = self._receive(self._host)
+            answer, fds = self._receive(self._server)
             if answer == handshake.MEMORY and len(fds) == 1:
                 return fds[0]
-            if answer != handshake.AWAY:
-                raise LaunchError("rank 0 gave up while the job was starting")
-            self._hang_up(self._host.seat)
+            if answer != handshake.RETRY:
+                raise LaunchError("rank 0 gave up while the job was starting", [0])
+            self._disconnect(self._server.index)
 
-    def settle(self) -> None:
-        """Say that we are in place, and wait until everyone is."""
-        assert self._host is not None
-        self._host.socket.send(handshake.HERE)
-        answer, _ = self._receive(self._host)
-        if answer != handshake.GO:
-            raise LaunchError("rank 0 gave up while the job was starting")
+    def confirm(self) -> None:
+        """Report that we have mapped the memory, and wait until every rank has."""
+        assert self._server is not None
+        self._server.socket.send(handshake.READY)
+        answer, _ = self._receive(self._server)
+        if answer != handshake.START:
+            raise LaunchError("rank 0 gave up while the job was starting", [0])
 
     def close(self) -> None:
-        """Hang up; allowed at any time."""
-        for seat in list(self._lines):
-            self._hang_up(seat)
+        """Close all connections; allowed at any time."""
+        for index in list(self._probes):
+            self._disconnect(index)
         self._selector.close()
 
-    def _find(self) -> Line:
-        """Call every seat until there is one rank 0 that is ours."""
+    def find_server(self) -> ServerProbe:
+        """Probe every address until one rank 0 is certain to be ours."""
         pause = 0.001
         while True:
-            for seat in set(range(SEATS)) - set(self._lines):
-                line = handshake.call(self._launch, self._own, seat)
-                if line is not None:
-                    self._lines[seat] = line
-                    self._selector.register(line.socket, selectors.EVENT_READ, line)
+            for index in set(range(ADDRESSES)) - set(self._probes):
+                probe = handshake.probe(self._launch, self._traits, index)
+                if probe is not None:
+                    self._probes[index] = probe
+                    self._selector.register(probe.socket, selectors.EVENT_READ, probe)
             for key, _ in self._selector.select(pause):
-                self._hear(key.data)
+                self._receive_from(key.data)
             ours = self._choose()
             if ours is not None:
                 return ours
             self._check_time()
             pause = min(pause * 2, 0.02)
 
-    def _hear(self, line: Line) -> None:
-        line.hear()
-        if line.has_refused_us:
-            self._turned_away = self._turned_away or time.monotonic()
-        elif line.points is not None:
-            self._turned_away = 0.0
-        if line.has_ended:
-            self._hang_up(line.seat)
+    def _receive_from(self, probe: ServerProbe) -> None:
+        probe.receive()
+        if probe.has_no_proof:
+            self._strangers_since = self._strangers_since or time.monotonic()
+        elif probe.traits is not None:
+            self._strangers_since = 0.0
+        if probe.is_closed:
+            self._disconnect(probe.index)
 
-    def _choose(self) -> Line | None:
-        """Our rank 0, if it is time to choose."""
-        known = [line for line in self._lines.values() if line.points is not None]
+    def _choose(self) -> ServerProbe | None:
+        """Return our rank 0, if it is time to choose."""
+        known = [probe for probe in self._probes.values() if probe.traits is not None]
         if self._launch.is_named:
-            return min(known, key=lambda line: line.seat, default=None)
+            return min(known, key=lambda probe: probe.index, default=None)
         now = time.monotonic()
-        is_early = any(now - line.since < _MOMENT for line in known)
-        if any(line.is_open for line in self._lines.values()):
+        is_early = any(now - probe.since < _CHOICE_DELAY for probe in known)
+        if any(probe.is_undecided for probe in self._probes.values()):
             return None
-        ours = [line for line in known if line.size == self._launch.size]
-        points = [line.points or frozenset() for line in ours]
-        if not ours or (is_early and self._own not in points):
+        candidates = [probe for probe in known if probe.size == self._launch.size]
+        traits = [probe.traits or frozenset() for probe in candidates]
+        if not candidates or (is_early and self._traits not in traits):
             return None
-        choice = chosen(self._own, points)
+        choice = best_match(self._traits, traits)
         if choice is not None:
-            return ours[choice]
-        for line in ours:
+            return candidates[choice]
+        for probe in candidates:
             with contextlib.suppress(OSError):
-                line.socket.send(handshake.TORN)
-        raise handshake.two_jobs(self._launch)
+                probe.socket.send(handshake.AMBIGUOUS)
+        raise handshake.ambiguous_jobs(self._launch)
 
     def _check_time(self) -> None:
         now = time.monotonic()
         rank, size = self._launch.rank, self._launch.size
-        for line in self._lines.values():
-            if line.size not in (0, size) and now - line.since > PATIENCE:
-                text = f"rank {rank} of {size} does not belong to a job of {line.size} ranks"
-                raise LaunchError(text, [rank])
-        if self._turned_away and now - self._turned_away > _DOUBT:
+        for probe in self._probes.values():
+            if probe.size not in (0, size) and now - probe.since > PROOF_TIMEOUT:
+                text = f"rank {rank} of {size} does not belong to a job of {probe.size} ranks"
+                raise LaunchError(f"{text}; start all ranks with the same world size", [rank])
+        if self._strangers_since and now - self._strangers_since > _STRANGER_TIMEOUT:
             raise LaunchError(
-                f"who answers as rank 0 of job {self._launch.job!r} and this rank do not know the "
-                "same secret; start all ranks with the same UNISONO_SECRET",
+                f"the process that answers as rank 0 of job {self._launch.job!r} does not know the "
+                "same secret as this rank; start all ranks with the same UNISONO_SECRET",
                 [0],
             )
         if now > self._deadline:
@@ -133,11 +133,13 @@ class Guest:
                 [0],
             )
 
-    def _receive(self, line: Line) -> tuple[bytes, list[int]]:
-        """What rank 0 says when it has heard from everyone; raises what it refuses us for."""
-        line.socket.settimeout(max(self._deadline - time.monotonic(), 0.001))
+    def _receive(self, server: ServerProbe) -> tuple[bytes, list[int]]:
+        """Wait for rank 0's next message and descriptors; raises the error if it rejects us."""
+        server.socket.settimeout(max(self._deadline - time.monotonic(), 0.001))
         try:
-            message, fds, _, _ = socket.recv_fds(line.socket, MOST, 1, socket.MSG_CMSG_CLOEXEC)
+            message, fds, _, _ = socket.recv_fds(
+                server.socket, MAX_MESSAGE, 1, socket.MSG_CMSG_CLOEXEC
+            )
         except TimeoutError:
             raise CommTimeout(
                 f"the other ranks did not come in {self._timeout:g} s; were they all started?"
@@ -146,14 +148,16 @@ class Guest:
             message, fds = b"", []
         if not message:
             raise LaunchError(
-                "rank 0 hung up while the job was starting: it ended, or gave up waiting", [0]
+                "rank 0 closed the connection while the job was starting: it ended, or stopped "
+                "waiting; look at its output",
+                [0],
             )
-        error = line.refused(message)
+        error = server.read_rejection(message)
         if error is not None:
             raise error
         return message, fds
 
-    def _hang_up(self, seat: int) -> None:
-        line = self._lines.pop(seat)
-        self._selector.unregister(line.socket)
-        line.socket.close()
+    def _disconnect(self, index: int) -> None:
+        probe = self._probes.pop(index)
+        self._selector.unregister(probe.socket)
+        probe.socket.close()

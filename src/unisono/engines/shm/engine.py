@@ -15,7 +15,8 @@ from unisono.core.call import Call
 from unisono.core.engine import DONE, DRAIN_SECONDS, Engine, Work
 from unisono.core.environment import Launch
 from unisono.core.trace import RankReport, Record, Tracer
-from unisono.engines.shm.server import Guest, Host
+from unisono.engines.shm.client import RendezvousClient
+from unisono.engines.shm.server import RendezvousServer
 from unisono.errors import CommTimeout, LaunchError, OutOfSharedMemory, UnisonoError
 
 _missing = ""
@@ -39,23 +40,25 @@ _FOREVER = 1e18
 class _Records:
     """The records of a job in shared memory; a `RecordSource` of `core.trace`."""
 
-    def __init__(self, job: _native.Job) -> None:
+    def __init__(self, job: _native.SharedJob) -> None:
         self._job = job
-        self.claim = job.claim_trace
-        self.written = job.trace_written
-        self.fresh = job.trace_is_fresh
+        self.claim = job.claim_trace_write
+        self.written = job.finish_trace_write
+        self.fresh = job.trace_is_written
 
     def look(self) -> list[RankReport]:
         return [
             RankReport(rank, pid, state, [Record(*call) for call in calls], missing)
-            for rank, (pid, state, calls, missing) in enumerate(self._job.look())
+            for rank, (pid, state, calls, missing) in enumerate(self._job.snapshot())
         ]
 
 
 class ShmWork(Work):
     """A call that the native thread runs; keeps the memory alive until it has ended."""
 
-    def __init__(self, tracer: Tracer, pending: _native.Pending, *buffers: Buffer | None) -> None:
+    def __init__(
+        self, tracer: Tracer, pending: _native.CallHandle, *buffers: Buffer | None
+    ) -> None:
         super().__init__()
         self._tracer = tracer
         self._pending = pending
@@ -85,7 +88,7 @@ class ShmEngine(Engine):
 
     def __init__(
         self,
-        job: _native.Job,
+        job: _native.SharedJob,
         communicator: _native.Communicator,
         rank: int,
         size: int,
@@ -117,7 +120,7 @@ class ShmEngine(Engine):
                 f"{launch.size - launch.local_size} of {launch.size} ranks elsewhere"
             )
         try:
-            job = _meet(launch, timeout)
+            job = _join(launch, timeout)
         except CommTimeout:
             raise
         except OSError as error:
@@ -192,7 +195,7 @@ class ShmEngine(Engine):
         self._running.clear()
 
     def exit(self) -> None:
-        self._job.exit()
+        self._job.announce_exit()
 
     def records(self) -> list[RankReport]:
         return self._tracer.source.look()
@@ -237,7 +240,7 @@ class ShmEngine(Engine):
     def _message(self, sending: bool, call: Call, buffer: Buffer) -> Work:
         dtype = buffer.dtype
         try:
-            pending = self._native.message(
+            pending = self._native.point_to_point(
                 sending,
                 buffer.address,
                 buffer.count,
@@ -262,30 +265,30 @@ class ShmEngine(Engine):
         return work
 
 
-def _meet(launch: Launch, timeout: float) -> _native.Job:
-    """Make or join the job's memory; returns when every rank is in it."""
+def _join(launch: Launch, timeout: float) -> _native.SharedJob:
+    """Make or join the job's memory; returns when every rank has mapped it."""
     if launch.rank == 0:
-        return _host(launch, timeout)
-    guest = Guest(launch, timeout)
+        return _serve(launch, timeout)
+    client = RendezvousClient(launch, timeout)
     try:
-        job = _native.Job(guest.join(), launch.rank)
-        guest.settle()
+        job = _native.SharedJob(client.join(), launch.rank)
+        client.confirm()
     finally:
-        guest.close()
-    job.meet()
+        client.close()
+    job.connect_peers()
     return job
 
 
-def _host(launch: Launch, timeout: float) -> _native.Job:
-    host = Host(launch, timeout) if launch.size > 1 else None
+def _serve(launch: Launch, timeout: float) -> _native.SharedJob:
+    server = RendezvousServer(launch, timeout) if launch.size > 1 else None
     try:
-        fd = _native.create(launch.size)
+        fd = _native.create_job_memory(launch.size)
     except (OutOfSharedMemory, LaunchError) as error:
-        if host is not None:
-            host.refuse(error)
+        if server is not None:
+            server.reject_all(error)
         raise
-    job = _native.Job(fd, 0)
-    if host is not None:
-        host.admit(fd)
-    job.meet()
+    job = _native.SharedJob(fd, 0)
+    if server is not None:
+        server.distribute(fd)
+    job.connect_peers()
     return job

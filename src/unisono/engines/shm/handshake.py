@@ -1,9 +1,9 @@
-"""The words that ranks of one host say when they meet: names of seats, hellos, proofs, refusals.
+"""The messages of the rendezvous on one host: hello, proof, join, rejection.
 
-A rank 0 sits at one of a few abstract Unix sockets, its seat; whoever calls there is sent a nonce
-and answers with a hello. Both sides prove that they know the job's secret, with an HMAC over the
-other's nonce and over the process that the kernel says is at each end, so that nobody between them
-can pass the words on. At most 4 KB are read from anybody.
+Rank 0 listens at one of a few abstract Unix sockets. Whoever connects there is sent a nonce and
+answers with a hello. Both sides prove that they know the job's secret, with an HMAC over the
+other's nonce and over the process that the kernel reports at the other end, so nobody between
+them can relay the messages. At most 4 KB are read from any peer.
 """
 
 from __future__ import annotations
@@ -17,215 +17,236 @@ import socket
 import struct
 import time
 
+from unisono import errors
 from unisono.core.environment import Launch
-from unisono.engines.shm.job_identity import Points, own_points, packed, unpacked
+from unisono.engines.shm.job_identity import Traits, own_traits, pack, unpack
 from unisono.errors import CommTimeout, LaunchError, OutOfSharedMemory, UnisonoError
 
 __all__ = [
-    "AWAY",
-    "GO",
-    "HERE",
+    "ADDRESSES",
+    "AMBIGUOUS",
     "JOIN",
+    "MAX_MESSAGE",
     "MEMORY",
-    "TORN",
-    "MOST",
-    "NONCE",
-    "PATIENCE",
-    "SEATS",
+    "NONCE_BYTES",
+    "PROOF_TIMEOUT",
+    "READY",
+    "RETRY",
+    "START",
     "Hello",
-    "Line",
-    "answer",
-    "call",
-    "hello",
-    "is_ours",
-    "name",
-    "peer",
-    "points_of",
+    "ServerProbe",
+    "address",
+    "ambiguous_jobs",
+    "credentials",
+    "is_same_user",
+    "probe",
     "proof",
-    "refusal",
-    "two_jobs",
+    "read_hello",
+    "rejection",
+    "server_hello",
+    "traits_of",
 ]
 
-SEATS = 8  # where a rank 0 may be: one, unless a stranger or another job has taken it
-NONCE = 32  # bytes, as long as a proof
-MOST = 4096  # bytes of any message
-PATIENCE = 3.0  # seconds after which whoever has proved nothing does not count
+ADDRESSES = 8  # where a rank 0 may listen: the first, unless a stranger or another job has taken it
+NONCE_BYTES = 32  # as long as a proof
+MAX_MESSAGE = 4096  # bytes
+PROOF_TIMEOUT = 3.0  # seconds after which a peer that has proved nothing is ignored
 _HEAD = struct.Struct("!4sHHH32s")  # magic, version, rank, size, nonce
-_SIZE = struct.Struct("!H")  # of rank 0's job, behind its proof and before its points
+_SIZE = struct.Struct("!H")  # of rank 0's job, after its proof and before its traits
 _MAGIC = b"UNIS"
-_VERSION = 2
-# Later words, once both have proved who they are.
-JOIN = b"join"  # a guest has chosen this rank 0
-TORN = b"torn"  # a guest cannot tell this rank 0 from another one
-AWAY = b"away"  # another rank 0 has come whom the guest is more like: choose again
-MEMORY = b"memory"  # comes with the descriptor
-HERE = b"here"
-GO = b"go"
-_REFUSED = b"refused "  # followed by a proof and the error
+_VERSION = 3
+# Messages after both sides have proved who they are.
+JOIN = b"join"  # a client has chosen this rank 0
+AMBIGUOUS = b"ambiguous"  # a client cannot tell this rank 0 from another one
+RETRY = b"retry"  # another rank 0 has come that matches the client better: choose again
+MEMORY = b"memory"  # comes with the file descriptor
+READY = b"ready"  # a client has mapped the memory
+START = b"start"  # all clients have
+_REJECTED = b"rejected "  # followed by a proof and the error
 
 
-def name(launch: Launch, seat: int = 0) -> bytes:
-    """The address of one seat."""
+def address(launch: Launch, index: int = 0) -> bytes:
+    """Return one of the addresses at which rank 0 of this job may listen."""
     digest = hashlib.sha256(f"{os.getuid()}:{launch.job}".encode()).hexdigest()[:32]
-    return f"\0unisono-{digest}-{seat}".encode()
+    return f"\0unisono-{digest}-{index}".encode()
 
 
-def points_of(launch: Launch) -> Points:
-    """How this process was started, where that matters: a job with a name of its own needs none."""
-    return frozenset() if launch.is_named else own_points()
+def traits_of(launch: Launch) -> Traits:
+    """Describe how this process was started; a job with a name of its own does not need that."""
+    return frozenset() if launch.is_named else own_traits()
 
 
-def peer(connection: socket.socket) -> tuple[int, int]:
-    """The process and the user at the other end, by the kernel's word."""
+def credentials(connection: socket.socket) -> tuple[int, int]:
+    """Return the process and the user at the other end, as the kernel reports them."""
     layout = struct.Struct("3i")  # pid, uid, gid
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, layout.size)
     pid, uid, _ = layout.unpack(raw)
     return pid, uid
 
 
-def is_ours(connection: socket.socket) -> bool:
-    """Whether a process of this user is at the other end."""
-    return peer(connection)[1] == os.getuid()
+def is_same_user(connection: socket.socket) -> bool:
+    """Tell whether a process of this user is at the other end."""
+    return credentials(connection)[1] == os.getuid()
 
 
 def proof(launch: Launch, role: bytes, pid: int, *parts: bytes) -> bytes:
-    """What only a rank of the job can say, and only in the name of process `pid`."""
+    """Prove that process `pid` is a rank of the job: only those can make this HMAC."""
     key = hashlib.sha256(launch.secret + b":" + launch.job.encode()).digest()
-    words = b"".join([role, struct.pack("!i", pid), *parts])
-    return hmac.new(key, words, hashlib.sha256).digest()
+    body = b"".join([role, struct.pack("!i", pid), *parts])
+    return hmac.new(key, body, hashlib.sha256).digest()
 
 
 class Hello:
-    """What a caller has said, once it is proved."""
+    """What a peer says about itself, after its proof was checked."""
 
     def __init__(self, message: bytes) -> None:
         magic, version, self.rank, self.size, self.nonce = _HEAD.unpack_from(message)
-        self.points = unpacked(message[_HEAD.size : -NONCE])
-        #: whether the caller uses the same version of these words
-        self.is_of_our_version = (magic, version) == (_MAGIC, _VERSION)
+        self.traits = unpack(message[_HEAD.size : -NONCE_BYTES])
+        #: whether the peer uses the same version of this protocol
+        self.has_same_version = (magic, version) == (_MAGIC, _VERSION)
 
 
-def hello(launch: Launch, message: bytes, nonce: bytes, pid: int) -> Hello | None:
-    """A caller's hello, or None if it proves nothing."""
-    if len(message) < _HEAD.size + NONCE:
+def read_hello(launch: Launch, message: bytes, nonce: bytes, pid: int) -> Hello | None:
+    """Read a peer's hello; None if it proves nothing."""
+    if len(message) < _HEAD.size + NONCE_BYTES:
         return None
-    expected = proof(launch, b"caller", pid, nonce, message[:-NONCE])
-    if not hmac.compare_digest(message[-NONCE:], expected):
+    expected = proof(launch, b"client", pid, nonce, message[:-NONCE_BYTES])
+    if not hmac.compare_digest(message[-NONCE_BYTES:], expected):
         return None
     return Hello(message)
 
 
-def answer(launch: Launch, points: Points, nonce: bytes) -> bytes:
-    """What rank 0 says to the caller who sent this nonce."""
-    words = _SIZE.pack(launch.size) + packed(points)
-    return proof(launch, b"host", os.getpid(), nonce, words) + words
+def server_hello(launch: Launch, traits: Traits, nonce: bytes) -> bytes:
+    """Write rank 0's answer to the peer that sent this nonce."""
+    body = _SIZE.pack(launch.size) + pack(traits)
+    return proof(launch, b"server", os.getpid(), nonce, body) + body
 
 
-def refusal(launch: Launch, error: UnisonoError, nonce: bytes) -> bytes:
-    """The error as a message, for the one caller who sent this nonce."""
-    words = json.dumps([type(error).__name__, error.ranks, str(error)[:2048]]).encode()
-    return _REFUSED + proof(launch, b"refusal", os.getpid(), nonce, words) + words
+def rejection(launch: Launch, error: UnisonoError, nonce: bytes) -> bytes:
+    """Write the error as a message for the one peer that sent this nonce."""
+    body = _encode_error(error, MAX_MESSAGE - len(_REJECTED) - NONCE_BYTES)
+    return _REJECTED + proof(launch, b"rejection", os.getpid(), nonce, body) + body
 
 
-def two_jobs(launch: Launch) -> LaunchError:
-    """The error of every rank of two jobs that nobody can tell apart."""
+def _encode_error(error: UnisonoError, max_bytes: int) -> bytes:
+    """Encode an error as JSON; one that is too long loses what matters least."""
+    data = error.to_data()
+    encoded = json.dumps(data).encode()
+    if len(encoded) <= max_bytes:
+        return encoded
+    message = data["message"]
+    while len(encoded) > max_bytes:
+        short = {"type": data["type"], "message": message + " ...", "ranks": data["ranks"][:128]}
+        encoded = json.dumps(short).encode()
+        message = message[: len(message) * 3 // 4]
+    return encoded
+
+
+def ambiguous_jobs(launch: Launch) -> LaunchError:
+    """Return the error of every rank of two jobs that nobody can tell apart."""
     return LaunchError(
-        f"two jobs are starting as {launch.job!r}, and which rank belongs to which cannot be told; "
-        "start again, and give each job its own MASTER_PORT or UNISONO_JOB"
+        f"two jobs are starting as {launch.job!r}, and it is not certain which rank belongs to "
+        "which; start them again, and give each job its own MASTER_PORT or UNISONO_JOB"
     )
 
 
-class Line:
-    """A call to one seat: says who we are, and finds out who sits there."""
+class ServerProbe:
+    """A connection to one address: says who we are, and finds out who listens there."""
 
-    def __init__(self, launch: Launch, points: Points, seat: int, line: socket.socket) -> None:
-        self.socket = line
-        self.seat = seat
+    def __init__(
+        self, launch: Launch, traits: Traits, index: int, connection: socket.socket
+    ) -> None:
+        self.socket = connection
+        self.index = index  # of the address
         self.since = time.monotonic()
-        self.points: Points | None = None  # of a rank 0 that has proved itself
+        self.traits: Traits | None = None  # of a rank 0 that has proved itself
         self.size = 0  # of its job
-        self.is_false = False  # it has proved that it is none
-        self.has_ended = False
+        self.is_stranger = False  # it has sent something that no rank 0 of our job sends
+        self.is_closed = False
         self._launch = launch
-        self._own = points
+        self._own = traits
         self._nonce = b""
 
     @property
-    def is_open(self) -> bool:
-        """Whether we do not know yet who that is, and may still learn it."""
-        known = self.points is not None or self.is_false or self.has_ended
-        return not known and time.monotonic() - self.since < PATIENCE
+    def is_undecided(self) -> bool:
+        """Whether we do not know yet who listens there, and may still learn it."""
+        known = self.traits is not None or self.is_stranger or self.is_closed
+        return not known and time.monotonic() - self.since < PROOF_TIMEOUT
 
     @property
-    def has_refused_us(self) -> bool:
+    def has_no_proof(self) -> bool:
         """Whether we said who we are, and got no proof in return."""
-        ended = self.has_ended and self.points is None
-        return bool(self._nonce) and (ended or self.is_false)
+        closed = self.is_closed and self.traits is None
+        return bool(self._nonce) and (closed or self.is_stranger)
 
-    def hear(self) -> None:
-        """Take one message that has come; raises what a rank 0 of our job refuses us for."""
+    def receive(self) -> None:
+        """Handle one message that has arrived; raises the error if rank 0 of our job rejects us."""
         try:
-            message = self.socket.recv(MOST)
+            message = self.socket.recv(MAX_MESSAGE)
         except BlockingIOError:
             return
         except OSError:
             message = b""
         if not message:
-            self.has_ended = True
+            self.is_closed = True
         elif not self._nonce:
-            self._introduce(message)
+            self._send_hello(message)
         else:
-            error = self.refused(message)
+            error = self.read_rejection(message)
             if error is not None:
                 raise error
-            if self.points is None:
-                self._check(message)
+            if self.traits is None:
+                self._check_server_hello(message)
 
-    def _introduce(self, nonce: bytes) -> None:
-        if len(nonce) != NONCE:
-            self.is_false = True
+    def _send_hello(self, nonce: bytes) -> None:
+        if len(nonce) != NONCE_BYTES:
+            self.is_stranger = True
             return
         launch = self._launch
-        self._nonce = secrets.token_bytes(NONCE)
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
         body = _HEAD.pack(_MAGIC, _VERSION, launch.rank, launch.size, self._nonce)
-        body += packed(self._own)
+        body += pack(self._own)
         try:
-            self.socket.send(body + proof(launch, b"caller", os.getpid(), nonce, body))
+            self.socket.send(body + proof(launch, b"client", os.getpid(), nonce, body))
         except OSError:
-            self.has_ended = True
+            self.is_closed = True
 
-    def _check(self, message: bytes) -> None:
-        said, words = message[:NONCE], message[NONCE:]
-        expected = proof(self._launch, b"host", peer(self.socket)[0], self._nonce, words)
-        if hmac.compare_digest(said, expected):
-            self.size = _SIZE.unpack_from(words)[0]
-            self.points = unpacked(words[_SIZE.size :])
+    def _check_server_hello(self, message: bytes) -> None:
+        received, body = message[:NONCE_BYTES], message[NONCE_BYTES:]
+        pid, _ = credentials(self.socket)
+        expected = proof(self._launch, b"server", pid, self._nonce, body)
+        if hmac.compare_digest(received, expected):
+            self.size = _SIZE.unpack_from(body)[0]
+            self.traits = unpack(body[_SIZE.size :])
         else:
-            self.is_false = True
+            self.is_stranger = True
 
-    def refused(self, message: bytes) -> UnisonoError | None:
-        """The error in a refusal that rank 0 of our job has sent; None if this is none."""
-        start = len(_REFUSED)
-        words = message[start + NONCE :]
-        expected = proof(self._launch, b"refusal", peer(self.socket)[0], self._nonce, words)
-        said = message[start : start + NONCE]
-        if not message.startswith(_REFUSED) or not hmac.compare_digest(said, expected):
+    def read_rejection(self, message: bytes) -> UnisonoError | None:
+        """Read the error that rank 0 of our job rejects us with; None if this is no rejection."""
+        start = len(_REJECTED)
+        body = message[start + NONCE_BYTES :]
+        pid, _ = credentials(self.socket)
+        expected = proof(self._launch, b"rejection", pid, self._nonce, body)
+        received = message[start : start + NONCE_BYTES]
+        if not message.startswith(_REJECTED) or not hmac.compare_digest(received, expected):
             return None
-        kind, ranks, text = json.loads(words)
-        for known in (CommTimeout, OutOfSharedMemory):
-            if kind == known.__name__:
-                return known(f"{text} (told by rank 0)", ranks)
-        return LaunchError(f"rank 0 refused this rank: {text}", ranks)
+        try:
+            error = errors.from_data(json.loads(body))
+        except (ValueError, TypeError, AttributeError):
+            return LaunchError("rank 0 rejected this rank, in a message that cannot be read", [0])
+        if isinstance(error, CommTimeout | OutOfSharedMemory):
+            return type(error)(f"{error} (reported by rank 0)", error.ranks)
+        return LaunchError(f"rank 0 rejected this rank: {error}", error.ranks)
 
 
-def call(launch: Launch, points: Points, seat: int) -> Line | None:
-    """Call a seat; None if nobody of this user sits there, or too many are calling."""
+def probe(launch: Launch, traits: Traits, index: int) -> ServerProbe | None:
+    """Connect to an address; None if no process of this user listens there, or too many connect."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.setblocking(False)
     try:
-        connection.connect(name(launch, seat))
-        if is_ours(connection):
-            return Line(launch, points, seat, connection)
+        connection.connect(address(launch, index))
+        if is_same_user(connection):
+            return ServerProbe(launch, traits, index, connection)
     except OSError:
         pass
     connection.close()

@@ -1,8 +1,8 @@
-"""Which rank 0 a rank belongs to, where two jobs were given one address and port.
+"""Which rank 0 a rank belongs to, if two jobs were given the same address and port.
 
 Ranks that somebody started by hand have only that in common, so they compare how they were started:
-by whom, in which folder and session, with which words and variables. Each of these is one point.
-Where the points do not tell, nobody guesses.
+parent process, session, working directory, command line and environment variables. Each of these is
+one trait. If the traits do not decide it, nobody guesses.
 """
 
 from __future__ import annotations
@@ -13,81 +13,82 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-__all__ = ["Points", "chosen", "own_points", "packed", "unpacked"]
+__all__ = ["Traits", "best_match", "own_traits", "pack", "unpack"]
 
-Points = frozenset[bytes]
+Traits = frozenset[bytes]
 
-_POINT = 8  # bytes of each point's hash
-_MOST = 200  # words of one kind, beyond which they are one point: all must fit into a hello
+_TRAIT_BYTES = 8  # of each trait's hash
+_MAX_TRAITS = 200  # of one kind; more become a single trait, because all must fit into a hello
 #: What differs between ranks of one job, besides everything that has RANK in its name.
-_OF_ONE_RANK = {"_", "CUDA_VISIBLE_DEVICES", "DEVICE_ID", "MS_NODE_ID", "SHLVL"}
+_SET_PER_RANK = {"_", "CUDA_VISIBLE_DEVICES", "DEVICE_ID", "MS_NODE_ID", "SHLVL"}
 
 
-def own_points() -> Points:
-    """How this process was started."""
-    words = sys.orig_argv
-    if "--multiprocessing-fork" in words:
-        words = sys.argv  # those of the parent: the child's own name its pipes
+def own_traits() -> Traits:
+    """Describe how this process was started."""
+    arguments = sys.orig_argv
+    if "--multiprocessing-fork" in arguments:
+        arguments = sys.argv  # the parent's: those of the child name its pipes
     variables = [
         f"{name}={value}"
         for name, value in os.environ.items()
-        if "RANK" not in name and name not in _OF_ONE_RANK
+        if "RANK" not in name and name not in _SET_PER_RANK
     ]
     return frozenset(
         [
-            _hashed(f"parent {os.getppid()} {_start_of(os.getppid())}"),
-            _hashed(f"session {os.getsid(0)}"),
-            _hashed(f"folder {_folder()}"),
-            *_of_kind("word", [f"{place} {word}" for place, word in enumerate(words)]),
-            *_of_kind("variable", sorted(variables)),
+            _hash(f"parent {os.getppid()} {_start_time(os.getppid())}"),
+            _hash(f"session {os.getsid(0)}"),
+            _hash(f"directory {_working_directory()}"),
+            *_traits("argument", [f"{index} {text}" for index, text in enumerate(arguments)]),
+            *_traits("variable", sorted(variables)),
         ]
     )
 
 
-def chosen(own: Points, others: Sequence[Points]) -> int | None:
-    """Which of the others `own` belongs to, by its number, or None if that cannot be told.
+def best_match(own: Traits, candidates: Sequence[Traits]) -> int | None:
+    """Return the index of the candidate that `own` belongs to, or None if that is not certain.
 
-    The one that is equal; else the one that it shares more with than with any other, with nothing
-    that speaks for another.
+    An equal candidate wins. Otherwise it is the one that shares everything with `own` that any
+    other candidate shares with it, and more.
 
     >>> a, b, c = b"1", b"2", b"3"
-    >>> chosen(frozenset([a, b]), [frozenset([a]), frozenset([a, b, c])])
+    >>> best_match(frozenset([a, b]), [frozenset([a]), frozenset([a, b, c])])
     1
-    >>> chosen(frozenset([a, b]), [frozenset([a, c]), frozenset([b, c])]) is None
+    >>> best_match(frozenset([a, b]), [frozenset([a, c]), frozenset([b, c])]) is None
     True
     """
-    equal = [number for number, points in enumerate(others) if points == own]
+    equal = [index for index, traits in enumerate(candidates) if traits == own]
     if len(equal) == 1:
         return equal[0]
-    shared = [own & points for points in others]
-    for number, mine in enumerate(shared):
-        if all(mine > theirs for other, theirs in enumerate(shared) if other != number):
-            return number
+    shared = [own & traits for traits in candidates]
+    for index, mine in enumerate(shared):
+        if all(mine > theirs for other, theirs in enumerate(shared) if other != index):
+            return index
     return None
 
 
-def packed(points: Points) -> bytes:
-    """The points as bytes."""
-    return b"".join(sorted(points))
+def pack(traits: Traits) -> bytes:
+    """Write traits as bytes."""
+    return b"".join(sorted(traits))
 
 
-def unpacked(message: bytes) -> Points:
-    """The points in a message."""
-    return frozenset(message[start : start + _POINT] for start in range(0, len(message), _POINT))
+def unpack(message: bytes) -> Traits:
+    """Read the traits in a message."""
+    starts = range(0, len(message), _TRAIT_BYTES)
+    return frozenset(message[start : start + _TRAIT_BYTES] for start in starts)
 
 
-def _of_kind(kind: str, words: list[str]) -> Iterable[bytes]:
-    if len(words) > _MOST:
-        words = ["\0".join(words)]
-    return (_hashed(f"{kind} {word}") for word in words)
+def _traits(kind: str, texts: list[str]) -> Iterable[bytes]:
+    if len(texts) > _MAX_TRAITS:
+        texts = ["\0".join(texts)]
+    return (_hash(f"{kind} {text}") for text in texts)
 
 
-def _hashed(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=_POINT).digest()
+def _hash(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=_TRAIT_BYTES).digest()
 
 
-def _start_of(pid: int) -> str:
-    """When a process started, because its number may come again."""
+def _start_time(pid: int) -> str:
+    """When a process started, because its number may be used again."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -95,7 +96,7 @@ def _start_of(pid: int) -> str:
     return stat.rpartition(")")[2].split()[19]
 
 
-def _folder() -> str:
+def _working_directory() -> str:
     try:
         return str(Path.cwd())
     except OSError:

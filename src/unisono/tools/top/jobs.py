@@ -42,16 +42,16 @@ class RunningJob:
 
     def __init__(self, name: str, descriptor: int) -> None:
         self.name = name
-        self._viewer = _native.Viewer(descriptor)
+        self._inspector = _native.JobInspector(descriptor)
 
     @property
     def size(self) -> int:
         """The number of the job's ranks on this host."""
-        return self._viewer.size
+        return self._inspector.size
 
     def ranks(self) -> list[RankStatus]:
         """Look at the job, and return where each rank is now."""
-        found = self._viewer.look()
+        found = self._inspector.snapshot()
         clock = time.monotonic_ns()
         return [
             _status(RankReport(rank, pid, state, [Record(*call) for call in calls], missing), clock)
@@ -60,7 +60,7 @@ class RunningJob:
 
     def pids(self) -> list[int]:
         """Return the processes of the ranks that run."""
-        return [pid for pid, state, _, _ in self._viewer.look() if pid and state in ALIVE]
+        return [pid for pid, state, _, _ in self._inspector.snapshot() if pid and state in ALIVE]
 
 
 def _status(rank: RankReport, clock: int) -> RankStatus:

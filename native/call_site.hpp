@@ -1,9 +1,9 @@
-// native/bind_places.hpp: part of bind.cpp: the line of the user's source that made a call.
+// native/call_site.hpp: part of bind.cpp: finds the source line of the user that makes a call.
 //
-// That is the first Python frame that is neither in unisono nor in torch, whose own layers stand
-// between the user and a registered backend; if there is none, the first outside unisono. Which
-// code belongs to whom, and which instruction is which place, are looked up once and then kept, so
-// that a call in a loop makes no string.
+// That is the first Python frame outside unisono and torch (torch's own layers are between the user
+// and a registered backend); if there is none, the first frame outside unisono. Who owns a code
+// object, and which call site an instruction is, are cached, so that a call in a loop builds no
+// string.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -24,8 +24,8 @@ namespace unisono {
 
 #if PY_VERSION_HEX < 0x030c0000
 
-/// One frame of this thread, on the way out to its callers. Python's public functions make an
-/// object of every frame that they are asked about, which costs as much as a small all_reduce.
+/// A frame of this thread; go_back() moves on to its caller. Python's public functions create an
+/// object for every frame, which costs as much as a small all_reduce.
 class Frame {
 public:
     Frame() : frame_(PyThreadState_Get()->cframe->current_frame) {}
@@ -42,13 +42,13 @@ private:
 
 #else
 
-/// One frame of this thread, on the way out to its callers.
+/// A frame of this thread; go_back() moves on to its caller.
 class Frame {
 public:
-    Frame() : frame_(PyThreadState_GetFrame(PyThreadState_Get())) { look(); }
+    Frame() : frame_(PyThreadState_GetFrame(PyThreadState_Get())) { update_code(); }
     Frame(const Frame& other) : frame_(other.frame_) {
         Py_XINCREF(frame_);
-        look();
+        update_code();
     }
     Frame& operator=(const Frame&) = delete;
     ~Frame() {
@@ -63,11 +63,11 @@ public:
         Py_DECREF(frame_);
         Py_DECREF(code_);
         frame_ = back;
-        look();
+        update_code();
     }
 
 private:
-    void look() { code_ = frame_ == nullptr ? nullptr : PyFrame_GetCode(frame_); }
+    void update_code() { code_ = frame_ == nullptr ? nullptr : PyFrame_GetCode(frame_); }
 
     PyFrameObject* frame_;
     PyCodeObject* code_;
@@ -75,71 +75,72 @@ private:
 
 #endif
 
-/// All of it runs with the GIL held, which guards the caches.
-class Places {
+/// Finds and caches call sites. Everything runs with the GIL held, which guards the caches.
+class CallSiteFinder {
 public:
-    /// Called once, when the module is loaded: what Python is asked here may let other threads run.
-    /// Never freed, for Python may be gone when it would be.
-    static void prepare() { the_places_ = new Places; }
+    /// Called once, when the module is loaded, because these calls of Python may release the GIL.
+    /// Never freed, because Python may be finalized before static destructors run.
+    static void prepare() { instance_ = new CallSiteFinder; }
 
-    /// The place of the call that is being made in this thread.
-    static Place current() { return the_places_->find(); }
+    /// The call site of the call that this thread makes now.
+    static CallSite current() { return instance_->find(); }
 
 private:
     enum class Owner : std::uint8_t { unisono, torch, user };
 
-    /// Entries hold a reference, so that no other code can get the address of theirs.
-    struct Known {
+    /// Cached by address; they hold a reference, so that the address cannot be used again.
+    struct CachedOwner {
         PyCodeObject* code = nullptr;
         Owner owner = Owner::user;
     };
-    struct Spot {
+    struct CachedCallSite {
         PyCodeObject* code = nullptr;
         int instruction = -1;
-        Place place;
+        CallSite call_site;
     };
-    static constexpr std::size_t slots = 1024;
-    static constexpr int deepest = 100;  // frames to look at
+    static constexpr std::size_t cache_slots = 1024;
+    static constexpr int max_depth = 100;  // frames to search
 
-    Places() {
+    CallSiteFinder() {
         namespace nb = nanobind;
-        own_ = folder(nb::module_::import_("unisono").ptr());  // it is being imported already
-        PyObject* here = PyImport_GetModule(nb::str("os").ptr());
-        if (here != nullptr) {
-            const nb::object module = nb::steal(here);
+        unisono_directory_ =
+            directory_of(nb::module_::import_("unisono").ptr());  // it is being imported already
+        PyObject* os = PyImport_GetModule(nb::str("os").ptr());
+        if (os != nullptr) {
+            const nb::object module = nb::steal(os);
             const nb::object path = nb::steal(PyObject_CallMethod(module.ptr(), "getcwd", nullptr));
-            if (path.is_valid()) here_ = text_of(path.ptr()) + "/";
+            if (path.is_valid()) working_directory_ = text_of(path.ptr()) + "/";
         }
-        PyErr_Clear();  // the working directory may be gone
+        PyErr_Clear();  // the working directory may have been removed
     }
 
-    Place find() {
-        PyCodeObject* theirs = nullptr;  // the first that is torch's
+    CallSite find() {
+        PyCodeObject* theirs = nullptr;  // the first frame that is torch's
         int instruction = 0;
         Frame frame;
-        for (int depth = 0; frame && depth < deepest; ++depth, frame.go_back()) {
+        for (int depth = 0; frame && depth < max_depth; ++depth, frame.go_back()) {
             const Owner owner = owner_of(frame.code());
-            if (owner == Owner::user) return place_of(frame.code(), frame.instruction());
+            if (owner == Owner::user) return call_site_of(frame.code(), frame.instruction());
             if (owner == Owner::torch && theirs == nullptr) {
-                theirs = frame.code();  // it runs further out, so it stays
+                theirs = frame.code();  // a caller of ours, so it stays alive
                 instruction = frame.instruction();
             }
         }
-        return theirs == nullptr ? Place{} : place_of(theirs, instruction);
+        return theirs == nullptr ? CallSite{} : call_site_of(theirs, instruction);
     }
 
     Owner owner_of(PyCodeObject* code) {
-        Known& known = known_[hash(code, 0)];
+        CachedOwner& known = owners_[hash(code, 0)];
         if (known.code == code) return known.owner;
         const std::string file = text_of(code->co_filename);
         Owner owner = Owner::user;
-        if (!own_.empty() && file.starts_with(own_)) {
+        if (!unisono_directory_.empty() && file.starts_with(unisono_directory_)) {
             owner = Owner::unisono;
         } else if (PyObject* torch = PyImport_GetModule(nanobind::str("torch").ptr())) {
-            const std::string theirs = folder(torch);
+            const std::string theirs = directory_of(torch);
             Py_DECREF(torch);
             if (!theirs.empty() && file.starts_with(theirs)) owner = Owner::torch;
-            // What torch decorates its functions with stands between them and the user.
+            // torch's decorators are between its functions and the user.
             for (const char* glue : {"/typing_extensions.py", "/contextlib.py", "/warnings.py"})
                 if (file.ends_with(glue)) owner = Owner::torch;
         }
@@ -149,29 +150,30 @@ private:
         return owner;
     }
 
-    Place place_of(PyCodeObject* code, int instruction) {
-        Spot& spot = spots_[hash(code, instruction)];
-        if (spot.code == code && spot.instruction == instruction) return spot.place;
+    CallSite call_site_of(PyCodeObject* code, int instruction) {
+        CachedCallSite& cached = call_sites_[hash(code, instruction)];
+        if (cached.code == code && cached.instruction == instruction) return cached.call_site;
         std::string file = text_of(code->co_filename);
-        if (!here_.empty() && file.starts_with(here_)) file.erase(0, here_.size());
+        if (!working_directory_.empty() && file.starts_with(working_directory_))
+            file.erase(0, working_directory_.size());
         const int line = PyCode_Addr2Line(code, instruction);
-        const Place place = keep(file + ":" + std::to_string(line));
+        const CallSite call_site = keep(file + ":" + std::to_string(line));
         Py_INCREF(code);
-        Py_XDECREF(spot.code);
-        spot = {code, instruction, place};
-        return place;
+        Py_XDECREF(cached.code);
+        cached = {code, instruction, call_site};
+        return call_site;
     }
 
-    /// A number for a text: the one it has, or the next; none once all are given out.
-    Place keep(std::string text) {
-        if (text.size() >= place_bytes) {
-            std::size_t cut = text.size() - (place_bytes - 4);
+    /// The number of a text: a known one, or the next; none if all are used.
+    CallSite keep(std::string text) {
+        if (text.size() >= call_site_bytes) {
+            std::size_t cut = text.size() - (call_site_bytes - 4);
             while ((text[cut] & 0xc0) == 0x80) ++cut;  // not in the middle of a character
             text = "..." + text.substr(cut);
         }
         for (std::size_t id = 1; id < count_; ++id)
             if (texts_[id] == text) return {static_cast<std::uint16_t>(id), texts_[id].c_str()};
-        if (count_ == log_places) return {};
+        if (count_ == log_call_sites) return {};
         texts_[count_] = std::move(text);
         const auto id = static_cast<std::uint16_t>(count_++);
         return {id, texts_[id].c_str()};
@@ -179,10 +181,10 @@ private:
 
     static std::size_t hash(const PyCodeObject* code, int instruction) {
         const auto address = reinterpret_cast<std::uintptr_t>(code) >> 4;
-        return (address ^ address >> 10 ^ static_cast<std::uintptr_t>(instruction)) % slots;
+        return (address ^ address >> 10 ^ static_cast<std::uintptr_t>(instruction)) % cache_slots;
     }
 
-    /// A string of Python in UTF-8; what cannot be written so becomes a question mark.
+    /// A Python string in UTF-8; characters that cannot be encoded become question marks.
     static std::string text_of(PyObject* text) {
         std::string result;
         if (PyObject* bytes = PyUnicode_AsEncodedString(text, "utf-8", "replace")) {
@@ -194,8 +196,8 @@ private:
         return result;
     }
 
-    /// The folder of a package, with a slash; empty if it has no file.
-    static std::string folder(PyObject* module) {
+    /// The directory of a package, with a slash; empty if it has no file.
+    static std::string directory_of(PyObject* module) {
         std::string path;
         if (PyObject* file = PyObject_GetAttrString(module, "__file__")) {
             if (PyUnicode_Check(file)) path = text_of(file);
@@ -205,12 +207,12 @@ private:
         return path.substr(0, path.rfind('/') + 1);
     }
 
-    static inline Places* the_places_ = nullptr;
+    static inline CallSiteFinder* instance_ = nullptr;
 
-    std::string own_, here_;
-    std::array<Known, slots> known_{};
-    std::array<Spot, slots> spots_{};
-    std::array<std::string, log_places> texts_{};
+    std::string unisono_directory_, working_directory_;
+    std::array<CachedOwner, cache_slots> owners_{};
+    std::array<CachedCallSite, cache_slots> call_sites_{};
+    std::array<std::string, log_call_sites> texts_{};
     std::size_t count_ = 1;
 };
 
