@@ -1,23 +1,25 @@
 """Every error that unisono raises, as one tree.
 
 UnisonoError(RuntimeError)
-├── ArgumentError(ValueError)      a value that cannot be right: shape, counts, root, overlap
-├── ArgumentTypeError(TypeError)   the wrong kind of thing: not a tensor, a dtype that cannot move
-├── Unsupported                    a right request that this engine or dtype cannot serve
+├── ArgumentError(ValueError)      a wrong value: shape, counts, root, overlapping memory
+├── ArgumentTypeError(TypeError)   a wrong type: not a tensor, a dtype that cannot be sent
+├── Unsupported                    a valid request that this engine or dtype cannot do
 ├── NotReady(ValueError)           no world yet, already closed, or this rank is not in the group
 ├── LaunchError                    ranks could not find each other, or an engine cannot start
 │   └── OutOfSharedMemory(MemoryError)
 ├── MismatchError                  ranks disagree about the call they are in
 ├── PeerLost                       a rank ended, closed the group, or gave up a call
-├── CommTimeout(TimeoutError)      the deadline passed; names who was missing
+├── CommTimeout(TimeoutError)      the deadline passed; names the ranks that were missing
 └── RankFailed                     a rank started by spawn() or a test raised or died
 
-The engine says what happened; `dispatch` adds where (collective, group, rank) as a note.
+The engine says what happened; `dispatch` adds where (collective, group, rank) as a note. An error
+that has to reach another process travels as plain data: `error.to_data()` and `from_data(data)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 __all__ = [
     "ArgumentError",
@@ -31,13 +33,15 @@ __all__ = [
     "RankFailed",
     "UnisonoError",
     "Unsupported",
+    "from_data",
 ]
 
 
 class UnisonoError(RuntimeError):
     """The root: catch this to catch everything that unisono raises on purpose.
 
-    `ranks` names the ranks that the error is about, where it is about ranks.
+    `ranks` names the ranks that the error is about, where it is about ranks. Further public
+    attributes that are set on an error belong to it too: they survive pickle and `to_data`.
     """
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
@@ -47,23 +51,41 @@ class UnisonoError(RuntimeError):
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (str(self), self.ranks), dict(self.__dict__)
 
+    def to_data(self) -> dict[str, Any]:
+        """Describe this error as plain data that JSON can carry; `from_data` reads it.
+
+        >>> PeerLost("rank 2 was killed", [2]).to_data()
+        {'type': 'PeerLost', 'message': 'rank 2 was killed', 'ranks': [2]}
+        """
+        data: dict[str, Any] = {
+            "type": type(self).__name__,
+            "message": str(self),
+            "ranks": list(self.ranks),
+        }
+        fields = {name: value for name, value in vars(self).items() if _is_field(name)}
+        if notes := getattr(self, "__notes__", None):
+            data["notes"] = list(notes)
+        if fields:
+            data["fields"] = fields
+        return data
+
 
 class ArgumentError(UnisonoError, ValueError):
-    """A value that cannot be right: shape, counts, root, overlapping memory."""
+    """A value is wrong: shape, counts, root, overlapping memory."""
 
 
 class ArgumentTypeError(UnisonoError, TypeError):
-    """The wrong kind of thing: not a tensor, or a dtype that cannot be moved."""
+    """A type is wrong: not a tensor, or a dtype that cannot be sent."""
 
 
 class Unsupported(UnisonoError):
-    """A right request that this engine or dtype cannot serve."""
+    """The request is valid, but this engine or dtype cannot do it."""
 
 
 class NotReady(UnisonoError, ValueError):
     """There is no world yet, it is closed, or this rank is not in the group.
 
-    It is a ValueError because torch raises that, and scripts catch it.
+    It is a ValueError because torch raises one here, and scripts catch it.
     """
 
 
@@ -72,7 +94,7 @@ class LaunchError(UnisonoError):
 
 
 class OutOfSharedMemory(LaunchError, MemoryError):
-    """The host has not enough shared memory; the text says how much is needed."""
+    """The host does not have enough shared memory; the text says how much is needed."""
 
 
 class MismatchError(UnisonoError):
@@ -84,8 +106,47 @@ class PeerLost(UnisonoError):
 
 
 class CommTimeout(UnisonoError, TimeoutError):
-    """The deadline passed; the text names the ranks that did not come."""
+    """The deadline passed; the text names the ranks that were missing."""
 
 
 class RankFailed(UnisonoError):
     """A rank started by `unisono.spawn` or a test raised or died."""
+
+
+def _is_field(name: str) -> bool:
+    """Tell a further attribute from `ranks`, which has its own key, and from Python's own."""
+    return name != "ranks" and not name.startswith("_")
+
+
+_TYPES: dict[str, type[UnisonoError]] = {
+    kind.__name__: kind
+    for kind in (
+        UnisonoError,
+        ArgumentError,
+        ArgumentTypeError,
+        Unsupported,
+        NotReady,
+        LaunchError,
+        OutOfSharedMemory,
+        MismatchError,
+        PeerLost,
+        CommTimeout,
+        RankFailed,
+    )
+}
+
+
+def from_data(data: Mapping[str, Any]) -> UnisonoError:
+    """Make the error that `to_data` described; one of an unknown type becomes a UnisonoError.
+
+    >>> from_data({"type": "PeerLost", "message": "rank 2 was killed", "ranks": [2]})
+    PeerLost('rank 2 was killed')
+    """
+    kind = _TYPES.get(str(data.get("type")), UnisonoError)
+    error = kind(str(data.get("message", "")), [int(rank) for rank in data.get("ranks", ())])
+    for note in data.get("notes", ()):
+        error.add_note(str(note))
+    for name, value in data.get("fields", {}).items():
+        if _is_field(name):
+            setattr(error, name, value)
+    return error
