@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import unisono
 from unisono.errors import UnisonoError
-from unisono.launch.job_spec import split
+from unisono.launch.job_spec import split_at_colons
 
 __all__ = ["main"]
 
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             module.configure(command)
             command.set_defaults(main=module.main)
     # A job may have several parts, divided by lone colons; argparse sees one at a time.
-    parts = split(words) if asked == "run" else [words]
+    parts = split_at_colons(words) if asked == "run" else [words]
     arguments = parser.parse_args(parts[0])
     arguments.more = [parser.parse_args(["run", *part]) for part in parts[1:]]
     try:

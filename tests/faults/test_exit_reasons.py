@@ -16,7 +16,7 @@ from tests.helpers.processes import DEADLINE, is_running, wait_until
 from unisono import spawn
 from unisono.core import groups
 from unisono.errors import PeerLost, UnisonoError
-from unisono.launch.process import ended
+from unisono.launch.outcome import exit_code
 
 WAYS = {
     "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
@@ -191,15 +191,15 @@ def test_started_by_spawn(way: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 3, -signal.SIGKILL])
-def test_ended(code: int) -> None:
+def test_exit_code_without_collecting(code: int) -> None:
     way = f"sys.exit({code})" if code >= 0 else f"os.kill(os.getpid(), {-code})"
     source = f"import os, sys\nsys.stdin.readline()\n{way}"
     child = subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE)
     assert child.stdin is not None
-    assert ended(child.pid) is None
+    assert exit_code(child.pid) is None
     child.stdin.close()
-    wait_until(lambda: ended(child.pid) is not None)
-    assert ended(child.pid) == code
+    wait_until(lambda: exit_code(child.pid) is not None)
+    assert exit_code(child.pid) == code
     assert child.wait() == code
     with pytest.raises(ChildProcessError):
-        ended(child.pid)
+        exit_code(child.pid)

@@ -15,7 +15,7 @@ from tests.helpers.jobs import Ranks
 from tests.helpers.processes import DEADLINE, wait_until
 from unisono.core.environment import Launch
 from unisono.engines.shm import handshake
-from unisono.launch.process import Job
+from unisono.launch.process import JobEnvironment
 
 START = """
 error = fault(lambda: groups.init("shm"))
@@ -33,7 +33,7 @@ def check_started(ranks: Ranks, n: int) -> None:
         assert ranks[rank].end() == 0
 
 
-def address_of(job: Job) -> bytes:
+def address_of(job: JobEnvironment) -> bytes:
     return handshake.name(Launch(0, job.size, 0, job.size, job.name, "test"))
 
 
@@ -156,7 +156,7 @@ def test_rank_that_dies_while_the_job_starts() -> None:
 
 def test_two_jobs_at_once() -> None:
     body = START + "for _ in range(200): assert reduce(groups.world(), 500) == size\n"
-    first, second = Job(2), Job(3)
+    first, second = JobEnvironment(2), JobEnvironment(3)
     with (
         Ranks(2, f"size = 3.0\n{body}", job=first) as ones,
         Ranks(3, f"size = 6.0\n{body}", job=second) as others,
@@ -170,7 +170,7 @@ def test_two_jobs_at_once() -> None:
 
 def hello_of_another_job() -> bytes:
     """What a true rank of another job says to its rank 0, who is in truth us."""
-    job = Job(2)
+    job = JobEnvironment(2)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.settimeout(DEADLINE)
         listener.bind(address_of(job))

@@ -187,8 +187,11 @@ def test_an_interpreter_is_found_by_name(script: Callable[[str, str], str], tmp_
 
 
 def test_commands_are_in_rank_order() -> None:
-    two = [job_spec.Part(["a.py", "x"], 2, "one"), job_spec.Part(["-m", "b"], 1, "two")]
-    assert list(job_spec.commands(two)) == [
+    two = [
+        job_spec.ProgramSpec(["a.py", "x"], 2, "one"),
+        job_spec.ProgramSpec(["-m", "b"], 1, "two"),
+    ]
+    assert list(job_spec.command_lines(two)) == [
         ["one", "a.py", "x"],
         ["one", "a.py", "x"],
         ["two", "-m", "b"],
@@ -196,5 +199,5 @@ def test_commands_are_in_rank_order() -> None:
 
 
 def test_only_a_lone_colon_divides() -> None:
-    assert job_spec.split(["a", "b:", ":c", "::"]) == [["a", "b:", ":c", "::"]]
-    assert job_spec.split(["a", ":", ":"]) == [["a"], [], []]
+    assert job_spec.split_at_colons(["a", "b:", ":c", "::"]) == [["a", "b:", ":c", "::"]]
+    assert job_spec.split_at_colons(["a", ":", ":"]) == [["a"], [], []]

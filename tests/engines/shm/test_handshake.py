@@ -22,7 +22,7 @@ from tests.helpers.jobs import Rank, Ranks
 from tests.helpers.processes import DEADLINE, wait_until
 from unisono.core.environment import Launch
 from unisono.engines.shm import handshake
-from unisono.launch.process import Job
+from unisono.launch.process import JobEnvironment as Job
 
 NOBODY = 65534
 

@@ -22,7 +22,7 @@ import pytest
 
 from tests.core.test_environment import mpiexec
 from tests.helpers.processes import DEADLINE
-from unisono.launch.process import Port
+from unisono.launch.process import ReservedPort
 
 #: A rank waits for a line with its value, joins, and sums the values of its job many times.
 BODY = """
@@ -82,7 +82,7 @@ class Jobs:
 
     def __init__(self) -> None:
         self.ranks: dict[str, Started] = {}
-        self._held = Port()
+        self._held = ReservedPort()
         self._port = str(self._held)
 
     def add(
