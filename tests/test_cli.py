@@ -108,7 +108,7 @@ def test_doctor_tells_which_launcher_it_sees() -> None:
 
 def test_doctor_imports_no_framework() -> None:
     program = (
-        "import sys; from unisono import doctor; doctor.examine()\n"
+        "import sys; from unisono.tools.doctor import command; command.examine()\n"
         "print({'torch', 'mindspore', 'jax', 'cupy', 'mpi4py'} & set(sys.modules))"
     )
     done = subprocess.run(

@@ -16,7 +16,7 @@ from typing import Any
 
 from unisono.errors import CommTimeout, PeerLost
 
-__all__ = ["Blame", "ErrorSummary", "RankOutcome", "culprit", "exit_code", "exit_text"]
+__all__ = ["Blame", "ErrorSummary", "RankOutcome", "by_blame", "culprit", "exit_code", "exit_text"]
 
 
 class Blame(enum.IntEnum):
@@ -88,6 +88,11 @@ class RankOutcome:
         return Blame.FAILED if self.error is None else self.error.blame
 
 
+def by_blame(failures: Iterable[RankOutcome]) -> list[RankOutcome]:
+    """Sort failures by how likely they are the cause; equals stay in their order."""
+    return sorted(failures, key=lambda outcome: outcome.blame)
+
+
 def culprit(failures: Iterable[RankOutcome]) -> RankOutcome:
     """Choose the rank that most likely caused the others to fail; among equals, the first.
 
@@ -95,7 +100,7 @@ def culprit(failures: Iterable[RankOutcome]) -> RankOutcome:
     >>> culprit([RankOutcome(0, 1, lost), RankOutcome(2, 1), RankOutcome(1, 1)]).rank
     2
     """
-    return min(failures, key=lambda outcome: outcome.blame)
+    return by_blame(failures)[0]
 
 
 def exit_code(pid: int) -> int | None:
