@@ -1,4 +1,4 @@
-"""The command line as people call it: in a process of its own."""
+"""The command line, each call in a separate process."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 UNISONO = [sys.executable, "-c", "import sys; from unisono.cli import main; sys.exit(main())"]
 
 
-def call(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def call(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*UNISONO, *words],
+        [*UNISONO, *arguments],
         capture_output=True,
         text=True,
         timeout=30,
@@ -51,7 +51,7 @@ def test_the_installed_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("arguments", "text"),
     [
         ([], "required: command"),
         (["nonsense"], "invalid choice: 'nonsense'"),
@@ -67,8 +67,8 @@ def test_the_installed_command() -> None:
         (["doctor", "--nonsense"], "unrecognized arguments: --nonsense"),
     ],
 )
-def test_wrong_usage(words: list[str], text: str) -> None:
-    done = call(*words)
+def test_wrong_usage(arguments: list[str], text: str) -> None:
+    done = call(*arguments)
     assert done.returncode == 2
     assert done.stdout == ""
     assert text in done.stderr
@@ -97,9 +97,9 @@ def test_doctor_table() -> None:
     assert done.stderr == ""
 
 
-def test_doctor_tells_which_launcher_it_sees() -> None:
-    place = {"UNISONO_RANK": "1", "UNISONO_SIZE": "3", "UNISONO_JOB": "job"}
-    launcher = json.loads(call("doctor", "--json", **place).stdout)["launcher"]
+def test_doctor_shows_which_launcher_started_it() -> None:
+    variables = {"UNISONO_RANK": "1", "UNISONO_SIZE": "3", "UNISONO_JOB": "job"}
+    launcher = json.loads(call("doctor", "--json", **variables).stdout)["launcher"]
     assert launcher == {"source": "unisono", "rank": 1, "size": 3, "error": None}
     broken = json.loads(call("doctor", "--json", RANK="x", WORLD_SIZE="2").stdout)["launcher"]
     assert broken["source"] is None
@@ -117,12 +117,12 @@ def test_doctor_imports_no_framework() -> None:
     assert done.stdout == "set()\n"
 
 
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+def test_a_reader_that_closes_the_pipe_is_no_error() -> None:
     pipe = subprocess.Popen(
         [*UNISONO, "diff", "groups"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert pipe.stdout is not None and pipe.stderr is not None
     pipe.stdout.close()
-    complaint = pipe.stderr.read()
+    err = pipe.stderr.read()
     pipe.stderr.close()
-    assert (pipe.wait(30), complaint) == (141, "")
+    assert (pipe.wait(30), err) == (141, "")

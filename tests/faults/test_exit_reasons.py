@@ -21,15 +21,15 @@ from unisono.launch.outcome import exit_code
 WAYS = {
     "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
     "crashed": ("os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV"),
-    "exited at once": ("os._exit(3)", "exited with code 3"),
+    "exited without cleanup": ("os._exit(3)", "exited with code 3"),
     "exited": ("sys.exit(4)", "exited with code 4"),
-    "came to its end": ("sys.exit()", "exited with code 0"),
+    "returned": ("sys.exit()", "exited with code 0"),
     "raised": ("raise ValueError('the cause')", "exited with code 1"),
 }
 
 
-def check(text: str, lost: int, pid: int, words: str) -> None:
-    assert f"rank {lost} (pid {pid}) {words}" in text, text
+def check(text: str, lost: int, pid: int, reason: str) -> None:
+    assert f"rank {lost} (pid {pid}) {reason}" in text, text
     assert "its last call was all_reduce float64 x 1 sum (call 1)" in text, text
 
 
@@ -39,7 +39,7 @@ def check(text: str, lost: int, pid: int, words: str) -> None:
 @pytest.mark.parametrize("verb", ["all_reduce", "recv"])
 @pytest.mark.parametrize("way", WAYS)
 def test_started_by_hand(way: str, verb: str) -> None:
-    action, words = WAYS[way]
+    action, reason = WAYS[way]
     body = f"""
 world = groups.init("shm", 600)
 reduce(world)
@@ -60,14 +60,14 @@ say(**fault(lambda: {"reduce(world)" if verb == "all_reduce" else "recv(world, 1
             error = ranks[rank].read()
             assert (error["kind"], error["ranks"]) == ("PeerLost", [1])
             if verb == "all_reduce":
-                check(error["text"], 1, pid, words)
+                check(error["text"], 1, pid, reason)
             else:
-                assert f"rank 1 (pid {pid}): it {words}" in error["text"]
+                assert f"rank 1 (pid {pid}): it {reason}" in error["text"]
             assert ranks[rank].end() == 0
 
 
-def test_rank_that_was_collected_at_once() -> None:
-    """Whoever started it may be quick; then only newer kernels know how it ended."""
+def test_rank_that_was_collected_immediately() -> None:
+    """Then only newer kernels know how it ended."""
     body = """
 world = groups.init("shm", 600)
 reduce(world)
@@ -110,7 +110,7 @@ except RuntimeError as error:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_started_by_the_launcher(way: str, tmp_path: Path) -> None:
-    action, words = WAYS[way]
+    action, reason = WAYS[way]
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(action=action))
     job = subprocess.run(
@@ -124,11 +124,11 @@ def test_started_by_the_launcher(way: str, tmp_path: Path) -> None:
     told = {line[1]: line for line in lines if " told " in line}
     assert set(told) == {"0", "2"}, job.stdout + job.stderr
     for text in told.values():
-        check(text, 1, pid, words)
+        check(text, 1, pid, reason)
 
 
-def test_launcher_collects_everybody(tmp_path: Path) -> None:
-    """A rank that has ended stays for others to look at, but not for long."""
+def test_launcher_collects_every_rank(tmp_path: Path) -> None:
+    """An ended rank stays uncollected, so that others can look at it, but not for long."""
     script = tmp_path / "train.py"
     script.write_text(
         "import os, sys\n"
@@ -145,8 +145,8 @@ def test_launcher_collects_everybody(tmp_path: Path) -> None:
     assert job.stdin is not None and job.stdout is not None
     pids = {}
     for _ in range(3):
-        words = job.stdout.readline().split()
-        pids[words[0]] = int(words[-1])
+        label, *_, pid = job.stdout.readline().split()
+        pids[label] = int(pid)
     for rank in ("[1]", "[2]"):
         wait_until(lambda pid=pids[rank]: not is_running(pid))
         wait_until(lambda pid=pids[rank]: not Path(f"/proc/{pid}").exists())
@@ -176,14 +176,14 @@ def end_in_some_way(action: str, folder: Path) -> None:
         raise
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way not in ("exited", "came to its end")])
+@pytest.mark.parametrize("way", [way for way in WAYS if way not in ("exited", "returned")])
 def test_started_by_spawn(way: str, tmp_path: Path) -> None:
-    action, words = WAYS[way]
+    action, reason = WAYS[way]
     with pytest.raises((UnisonoError, ValueError)):
         spawn(end_in_some_way, 3, f"import os, signal, sys\n{action}", tmp_path, engine="shm")
     pid = int((tmp_path / "pid").read_text())
     for rank in (0, 2):
-        check((tmp_path / f"told{rank}").read_text(), 1, pid, words)
+        check((tmp_path / f"told{rank}").read_text(), 1, pid, reason)
     assert not Path(f"/proc/{pid}").exists()
 
 

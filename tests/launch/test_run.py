@@ -220,7 +220,7 @@ def test_log_directory_that_cannot_be_made(script: Callable[[str], str], tmp_pat
     (tmp_path / "file").write_text("")
     done = run("-n", "2", "--log-dir", str(tmp_path / "file" / "logs"), script("print('ran')"))
     assert done.returncode == 2
-    assert "logs cannot go to" in done.stderr
+    assert f"--log-dir '{tmp_path}/file/logs' cannot be made" in done.stderr
     assert done.stdout == ""
 
 

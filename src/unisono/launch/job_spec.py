@@ -33,18 +33,18 @@ class ProgramSpec:
     python: str = sys.executable
 
 
-def split_at_colons(words: Sequence[str]) -> list[list[str]]:
+def split_at_colons(arguments: Sequence[str]) -> list[list[str]]:
     """Split a command line at lone colons, so a script cannot get one as an argument.
 
     >>> split_at_colons(["-n", "1", "a.py", ":", "-n", "1", "b.py", "x:y"])
     [['-n', '1', 'a.py'], ['-n', '1', 'b.py', 'x:y']]
     """
     found: list[list[str]] = [[]]
-    for word in words:
-        if word == ":":
+    for argument in arguments:
+        if argument == ":":
             found.append([])
         else:
-            found[-1].append(word)
+            found[-1].append(argument)
     return found
 
 
