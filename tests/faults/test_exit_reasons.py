@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,19 @@ def check(text: str, lost: int, pid: int, reason: str) -> None:
     assert "its last call was all_reduce float64 x 1 sum (call 1)" in text, text
 
 
+def unless_slow(told_by_survivors: Callable[[], tuple[int, list[str]]]) -> tuple[int, list[str]]:
+    """Return the pid of the lost rank and what survivors said about it.
+
+    Survivors wait a moment for a Python process that is about to end, and then say that they do not
+    know yet. On a machine with too much to do that may happen, but not three times.
+    """
+    for _ in range(3):
+        pid, texts = told_by_survivors()
+        if not any("how is not known yet" in text for text in texts):
+            break
+    return pid, texts
+
+
 # ---- ranks that were started one by one ----------------------------------------------------------
 
 
@@ -49,21 +63,25 @@ if rank == 1:
     {action}
 say(**fault(lambda: {"reduce(world)" if verb == "all_reduce" else "recv(world, 1)"}))
 """
-    with Ranks(3, body) as ranks:
-        for rank in range(3):
-            ranks[rank].read()
-        for rank in (0, 2):
-            ranks[rank].wait_for_sleep()
-        pid = ranks[1].pid
-        ranks[1].tell()
-        for rank in (0, 2):
-            error = ranks[rank].read()
-            assert (error["kind"], error["ranks"]) == ("PeerLost", [1])
-            if verb == "all_reduce":
-                check(error["text"], 1, pid, reason)
-            else:
-                assert f"rank 1 (pid {pid}): it {reason}" in error["text"]
-            assert ranks[rank].end() == 0
+
+    def told() -> tuple[int, list[str]]:
+        with Ranks(3, body) as ranks:
+            for rank in range(3):
+                ranks[rank].read()
+            for rank in (0, 2):
+                ranks[rank].wait_for_sleep()
+            ranks[1].tell()
+            errors = [ranks[rank].read() for rank in (0, 2)]
+            assert [ranks[rank].end() for rank in (0, 2)] == [0, 0]
+        assert all((error["kind"], error["ranks"]) == ("PeerLost", [1]) for error in errors)
+        return ranks[1].pid, [error["text"] for error in errors]
+
+    pid, texts = unless_slow(told)
+    for text in texts:
+        if verb == "all_reduce":
+            check(text, 1, pid, reason)
+        else:
+            assert f"rank 1 (pid {pid}): it {reason}" in text
 
 
 def test_rank_that_was_collected_immediately() -> None:
@@ -95,6 +113,7 @@ import os, signal, sys, time
 import numpy as np
 import unisono.torch.distributed as dist
 dist.init_process_group("shm")
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # or a slow survivor is ended before it is told
 x = np.zeros(1)
 dist.all_reduce(x)
 if dist.get_rank() == 1:
@@ -113,17 +132,22 @@ def test_started_by_the_launcher(way: str, tmp_path: Path) -> None:
     action, reason = WAYS[way]
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(action=action))
-    job = subprocess.run(
-        [sys.executable, "-m", "unisono", "run", "-n", "3", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    lines = job.stdout.splitlines()
-    pid = next(int(line.split()[-1]) for line in lines if line.startswith("[1] pid"))
-    told = {line[1]: line for line in lines if " told " in line}
-    assert set(told) == {"0", "2"}, job.stdout + job.stderr
-    for text in told.values():
+
+    def told() -> tuple[int, list[str]]:
+        job = subprocess.run(
+            [sys.executable, "-m", "unisono", "run", "-n", "3", str(script)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        lines = job.stdout.splitlines()
+        texts = {line[1]: line for line in lines if " told " in line}
+        assert set(texts) == {"0", "2"}, job.stdout + job.stderr
+        pid = next(int(line.split()[-1]) for line in lines if line.startswith("[1] pid"))
+        return pid, list(texts.values())
+
+    pid, texts = unless_slow(told)
+    for text in texts:
         check(text, 1, pid, reason)
 
 
@@ -163,6 +187,7 @@ def end_in_some_way(action: str, folder: Path) -> None:
 
     import unisono.torch.distributed as dist
 
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # or a slow survivor is ended before it is told
     x = np.zeros(1)
     dist.all_reduce(x)
     if groups.world().rank == 1:
@@ -179,11 +204,16 @@ def end_in_some_way(action: str, folder: Path) -> None:
 @pytest.mark.parametrize("way", [way for way in WAYS if way not in ("exited", "returned")])
 def test_started_by_spawn(way: str, tmp_path: Path) -> None:
     action, reason = WAYS[way]
-    with pytest.raises((UnisonoError, ValueError)):
-        spawn(end_in_some_way, 3, f"import os, signal, sys\n{action}", tmp_path, engine="shm")
-    pid = int((tmp_path / "pid").read_text())
-    for rank in (0, 2):
-        check((tmp_path / f"told{rank}").read_text(), 1, pid, reason)
+
+    def told() -> tuple[int, list[str]]:
+        with pytest.raises((UnisonoError, ValueError)):
+            spawn(end_in_some_way, 3, f"import os, signal, sys\n{action}", tmp_path, engine="shm")
+        texts = [(tmp_path / f"told{rank}").read_text() for rank in (0, 2)]
+        return int((tmp_path / "pid").read_text()), texts
+
+    pid, texts = unless_slow(told)
+    for text in texts:
+        check(text, 1, pid, reason)
     assert not Path(f"/proc/{pid}").exists()
 
 
