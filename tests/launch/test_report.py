@@ -28,7 +28,7 @@ def run(reports: ErrorReports, *arguments: str, cwd: Path | None = None) -> str:
     """Run a Python program as rank 1 and return what it wrote to stderr."""
     return subprocess.run(
         [sys.executable, *arguments],
-        env={**os.environ, VARIABLE: reports.path(1)},
+        env={**os.environ, VARIABLE: reports.destination(1)},
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -89,20 +89,36 @@ def test_nothing_is_reported(reports: ErrorReports, program: str) -> None:
     assert reports.read(1) is None
 
 
-def test_a_supervisor_that_is_gone_is_no_further_error(reports: ErrorReports) -> None:
-    path = reports.path(1)
-    reports.close()
-    environment = {**os.environ, VARIABLE: path}
+def failing(destination: str) -> str:
+    """Let a rank fail that has to report there, and return what it wrote to stderr."""
+    environment = {**os.environ, VARIABLE: destination}
     done = subprocess.run(
         [sys.executable, "-c", FAILING], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 1
-    assert done.stderr.endswith("unisono.errors.PeerLost: rank 0 is gone\n")
+    return done.stderr
+
+
+def test_a_supervisor_that_is_gone_is_no_further_error(reports: ErrorReports) -> None:
+    gone = reports.destination(1)
+    reports.close()
+    assert failing(gone).endswith("unisono.errors.PeerLost: rank 0 is gone\n")
+
+
+def test_a_file_of_another_program_is_left_alone(reports: ErrorReports, tmp_path: Path) -> None:
+    """As in a container, where the number of the supervisor is that of another process."""
+    path = tmp_path / "precious"
+    path.write_text("data")
+    with path.open() as stream:
+        name = reports.destination(1).partition(" ")[2]
+        err = failing(f"/proc/{os.getpid()}/fd/{stream.fileno()} {name}")
+    assert err.endswith("unisono.errors.PeerLost: rank 0 is gone\n")
+    assert path.read_text() == "data"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"type": "X"}', "\0"])
 def test_a_report_that_was_cut_short_is_none(reports: ErrorReports, text: str) -> None:
-    Path(reports.path(0)).write_text(text)
+    Path(reports.destination(0).partition(" ")[0]).write_text(text)
     assert reports.read(0) is None
 
 

@@ -94,7 +94,7 @@ class Supervisor:
         """Start the next rank; `variables` and `options` are for its environment and for Popen."""
         rank = len(self._children)
         environment = {**os.environ, **(variables or {}), **self.job.variables(rank)}
-        environment[VARIABLE] = self._reports.path(rank)
+        environment[VARIABLE] = self._reports.destination(rank)
         if not self._has_threads:
             options["preexec_fn"] = self._preparation(rank)
         try:
