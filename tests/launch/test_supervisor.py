@@ -89,6 +89,17 @@ def test_what_a_rank_has_answered_counts_more_than_its_code() -> None:
     assert list(supervisor.failures) == [1]
 
 
+def test_an_answer_may_be_read_after_the_end() -> None:
+    with Supervisor(2, EndPolicy(settle=1.0)) as supervisor:
+        supervisor.start(command("raise SystemExit(3)"))
+        supervisor.start(command("import time; time.sleep(2)"))
+        supervisor.watch(until=lambda: 0 in supervisor.failures)
+        supervisor.answered(0, None)
+        supervisor.watch()
+    assert supervisor.codes == {0: 3, 1: 0}
+    assert (supervisor.failures, supervisor.stopped) == ({}, {})
+
+
 def test_a_deadline_for_all() -> None:
     with Supervisor(2, EndPolicy(settle=60.0)) as supervisor:
         supervisor.start(command(SLEEP))

@@ -184,10 +184,12 @@ class Supervisor:
             self._end()
 
     def answered(self, rank: int, error: ErrorSummary | None) -> None:
-        """Take it from a rank itself how its work ended; its exit code does not count any more."""
+        """Note what a rank itself says about its work; then its exit code does not count."""
         self._answers[rank] = error
         if error is not None:
             self._note_failure(rank, self.codes.get(rank), error)
+        elif self.failures.pop(rank, None) and not self.failures:
+            self._failed_at = _NEVER
 
     def _exit_code(self, rank: int) -> int | None:
         child = self._children[rank]
