@@ -157,7 +157,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in _run(item, marker):
         item.ihook.pytest_runtest_logreport(report=report)
-    # Fixtures of earlier tests that only this one seemed to need: pytest would end them after it.
+    # End the fixtures of earlier tests that no later test needs, as pytest does after each test.
     ending = pytest.CallInfo.from_call(
         lambda: item.session._setupstate.teardown_exact(nextitem), when="teardown"
     )
