@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers import hosts, worlds
 from unisono.engines import gaps
-from unisono.launch.process import Port
+from unisono.launch.process import ReservedPort
 
 pytest_plugins = ["pytester"]
 
@@ -69,7 +69,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def port() -> Iterator[str]:
     """A TCP port for the ranks of a test, which no test beside it gets."""
-    held = Port()
+    held = ReservedPort()
     yield str(held)
     del held  # not before
 

@@ -14,14 +14,14 @@ PROCESSES = [name for name in worlds.engines() if name != "threads"]
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch):
-    # What this suite is run with is not what a user's run is.
+def no_options_of_this_suite(monkeypatch):
+    # A user's run does not have the options that this suite is run with.
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
 
 
 def mark(n: int, engine: str, **more: object) -> str:
-    words = [str(n)] + [f"{key}={value!r}" for key, value in {"engine": engine, **more}.items()]
-    return f"@pytest.mark.ranks({', '.join(words)})"
+    options = [f"{key}={value!r}" for key, value in {"engine": engine, **more}.items()]
+    return f"@pytest.mark.ranks({', '.join([str(n), *options])})"
 
 
 HEADER = """
@@ -40,9 +40,8 @@ def total(value):
 
 
 def test_ranks_form_a_world(pytester, engine):
-    name = (
-        "shm" if engine == "hybrid" else engine
-    )  # the plugin has one host, and hybrid is shm there
+    # The plugin starts all ranks on one host, where hybrid is shm.
+    name = "shm" if engine == "hybrid" else engine
     pytester.makepyfile(f"""{HEADER}
 {mark(3, engine)}
 def test_sum():
@@ -116,8 +115,8 @@ def test_bad():
         ]
     )
     result.stdout.no_fnmatch_line("E*unisono.errors.PeerLost*")
-    # The traceback is the user's own: nothing of the plugin stands between.
-    result.stdout.no_fnmatch_line("*spawning.py*")
+    # The traceback has the user's own frames and none of the plugin's.
+    result.stdout.no_fnmatch_line("*spawn.py*")
 
 
 @pytest.mark.parametrize("process_engine", PROCESSES)
@@ -126,7 +125,7 @@ def test_summary_names_the_rank(pytester, process_engine):
 {mark(2, process_engine)}
 def test_bad():
     if groups.world().rank == 1:
-        raise ValueError("spoilt")
+        raise ValueError("broken")
 """)
     result = pytester.runpytest("-rf")
     result.stdout.fnmatch_lines(["FAILED *::test_bad - on rank 1 of 2: ValueError*"])
@@ -214,13 +213,13 @@ def test_it():
 """)
     result = pytester.runpytest()
     result.assert_outcomes(failed=1)
-    # A slow machine may not have brought rank 0 to its end either, and then that is the first.
+    # On a slow machine rank 0 may not have ended either; then it is shown first.
     result.stdout.fnmatch_lines(["*rank 1 was still running after 8 s*"])
 
 
 @pytest.mark.parametrize("process_engine", PROCESSES)
 def test_rank_that_fails_and_then_does_not_end(pytester, process_engine):
-    """Its error is the cause, though it is stopped in the end like one that only waited."""
+    """Its error is the cause, although it is ended in the end, as one that only waited is."""
     pytester.makepyfile(f"""{HEADER}
 import atexit, time
 
@@ -228,17 +227,17 @@ import atexit, time
 def test_it():
     if groups.world().rank == 1:
         atexit.register(time.sleep, 100)
-        raise ValueError("spoilt")
+        raise ValueError("broken")
     total(1)
 """)
     result = pytester.runpytest()
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E*ValueError: spoilt", "*on rank 1 of 2*"])
+    result.stdout.fnmatch_lines(["E*ValueError: broken", "*on rank 1 of 2*"])
 
 
 @pytest.mark.parametrize("process_engine", PROCESSES)
-def test_neighbours_and_their_fixtures_are_untouched(pytester, process_engine):
-    """A module's fixture lives through a test on processes and ends before the next module."""
+def test_other_tests_and_their_fixtures_are_not_affected(pytester, process_engine):
+    """A module's fixture is kept during a test on processes and ends before the next module."""
     source = f"""{HEADER}
 import os
 @pytest.fixture(scope="module")
@@ -288,7 +287,7 @@ def test_it(pytestconfig):
 
 
 @pytest.mark.parametrize(
-    ("marker", "words"),
+    ("marker", "text"),
     [
         ("ranks()", "ranks()"),
         ("ranks('x')", "'x', not 1 or more"),
@@ -299,20 +298,20 @@ def test_it(pytestconfig):
         ("ranks(2, timeout=-1)", "timeout is -1"),
     ],
 )
-def test_wrong_use_is_a_usage_error(pytester, marker, words):
+def test_wrong_use_is_a_usage_error(pytester, marker, text):
     pytester.makepyfile(f"""
 import pytest
 @pytest.mark.{marker}
 def test_it():
-    raise AssertionError("ran all the same")
+    raise AssertionError("ran although its marker is wrong")
 """)
     result = pytester.runpytest()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: *::test_it: *{words.replace('[', '[[]')}*ranks(4)*"])
+    result.stderr.fnmatch_lines([f"ERROR: *::test_it: *{text.replace('[', '[[]')}*ranks(4)*"])
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "text"),
     [
         ("async def test_it(): pass", "async"),
         (
@@ -322,11 +321,11 @@ def test_it():
     ],
     ids=["async", "unittest"],
 )
-def test_functions_that_cannot_have_ranks(pytester, source, words):
+def test_functions_that_cannot_have_ranks(pytester, source, text):
     pytester.makepyfile(f"import pytest\npytestmark = pytest.mark.ranks(2)\n{source}")
     result = pytester.runpytest()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: *{words}*"])
+    result.stderr.fnmatch_lines([f"ERROR: *{text}*"])
 
 
 def test_marker_is_documented(pytester):

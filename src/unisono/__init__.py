@@ -15,6 +15,7 @@ from unisono.errors import (
     UnisonoError,
     Unsupported,
 )
+from unisono.launch.report import report_at_exit as _report_at_exit
 from unisono.launch.spawn import spawn
 
 __all__ = [
@@ -34,3 +35,4 @@ __all__ = [
 ]
 
 __version__ = _version("unisono")
+_report_at_exit()

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import unisono
 from unisono.errors import UnisonoError
-from unisono.launch.job_spec import split
+from unisono.launch.job_spec import split_at_colons
 
 __all__ = ["main"]
 
@@ -22,18 +22,18 @@ _COMMANDS = {
     "demo": ("tools.demo.command", "show the collectives in both dialects on four ranks"),
     "bench": (
         "tools.bench.command",
-        "measure collectives, faces or DDP, beside their peers",
+        "measure collectives, faces or DDP, and compare with other libraries",
     ),
     "diff": ("tools.diff.command", "show one collective in both dialects, side by side"),
     "doctor": (
         "tools.doctor.command",
-        "tell which engines and frameworks run here, and why not",
+        "show which engines and frameworks work here, and why others do not",
     ),
     "top": (
         "tools.top.command",
-        "show a running job: where each rank is, and for whom it waits",
+        "show a running job: the call of each rank, and which ranks it waits for",
     ),
-    "trace": ("tools.trace.command", "show a recorded run: who came late, and a timeline"),
+    "trace": ("tools.trace.command", "show a recorded run: a timeline, and which ranks were late"),
 }
 
 
@@ -46,23 +46,23 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 fine, 1 found something, 2 wrong usage."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    parser = _Parser(prog="unisono", description="Collectives in PyTorch's words or MindSpore's.")
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = _Parser(prog="unisono", description="Collectives in PyTorch's dialect or MindSpore's.")
     parser.add_argument("--version", action="version", version=f"unisono {unisono.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
-    # Only the command that is asked for is imported, so that help comes at once.
-    asked = next((word for word in words if not word.startswith("-")), None)
+    # Only the command that is asked for is imported, so that help appears without delay.
+    asked = next((argument for argument in argv if not argument.startswith("-")), None)
     for name, (module_name, text) in _COMMANDS.items():
-        # Abbreviations would take flags that somebody meant for a script.
+        # Abbreviations would take options that were meant for a script.
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         if name == asked:
             module = importlib.import_module(f"unisono.{module_name}")
             module.configure(command)
             command.set_defaults(main=module.main)
-    # A job may have several parts, divided by lone colons; argparse sees one at a time.
-    parts = split(words) if asked == "run" else [words]
-    arguments = parser.parse_args(parts[0])
-    arguments.more = [parser.parse_args(["run", *part]) for part in parts[1:]]
+    # A job may have several programs, separated by lone colons; argparse sees one at a time.
+    first, *more = split_at_colons(argv) if asked == "run" else [argv]
+    arguments = parser.parse_args(first)
+    arguments.more = [parser.parse_args(["run", *one]) for one in more]
     try:
         code: int = arguments.main(arguments)
         sys.stdout.flush()
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read us has seen enough, as `head` does; Python must not complain at exit either.
+        # The reader has closed the pipe, as `head` does; Python must not complain at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     return code

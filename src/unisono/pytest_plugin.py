@@ -1,10 +1,11 @@
 """For pytest: `@pytest.mark.ranks(4)` runs a test function on four ranks.
 
-With engine "threads", the default, the ranks are threads of this process and share the fixtures'
-values. With any other engine each rank is a pytest process of its own that runs this one test,
-fixtures and all, and sends its reports here; the report of the rank that failed becomes the test's.
+With engine "threads", the default, the ranks are threads of this process and share the values of
+fixtures. With any other engine each rank is a separate pytest process that runs this one test,
+fixtures included, and sends its reports here; the report of the rank that caused a failure becomes
+the report of the test.
 
-Every pytest run of everyone who installed unisono loads this module, so it imports little.
+Every pytest run of everyone who has installed unisono loads this module, so it imports little.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from subprocess import Popen
+    from collections.abc import Generator, Iterator
+
+    from unisono.launch.outcome import RankOutcome
 
 __all__ = [
     "pytest_cmdline_main",
@@ -35,17 +36,17 @@ __all__ = [
     "pytest_runtest_protocol",
 ]
 
-_MARKER = (
-    "ranks(n, engine='threads', timeout=60): run the test function on n ranks. `engine` says what "
-    "they are; `timeout` is how many seconds a rank may wait for others and, where ranks are "
-    "processes, how long the test may take."
+_DESCRIPTION = (
+    "ranks(n, engine='threads', timeout=60): run the test function on n ranks. `engine` is the "
+    "engine that connects them; `timeout` is how many seconds a rank may wait for others and, "
+    "where ranks are processes, how long the test may take."
 )
-_VARIABLE = "UNISONO_PYTEST_RANK"  # in the process of a rank: where it belongs, as JSON
-_GRACE = 2.0  # seconds for the other ranks to end by themselves once one has failed
+_VARIABLE = "UNISONO_PYTEST_RANK"  # set in the process of a rank: its settings, as JSON
+_SETTLE = 2.0  # seconds for the other ranks to end by themselves once one has failed
 _TAIL = 4000  # characters of a rank's output that are shown if it ended without a report
 
-#: Options that the parent has followed already, and that would harm in the process of a rank.
-_FOLLOWED: dict[str, Any] = {
+#: Options that the parent has applied already and that would do harm in the process of a rank.
+_PARENT_OPTIONS: dict[str, Any] = {
     **dict.fromkeys(["basetemp", "deselect", "numprocesses", "xmlpath"]),
     **dict.fromkeys(["cacheclear", "failedfirst", "lf", "newfirst", "stepwise", "usepdb"], False),
     **dict.fromkeys(["keyword", "markexpr"], ""),
@@ -56,15 +57,15 @@ _FOLLOWED: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class _Ranks:
-    """What the marker asks for."""
+class _Marker:
+    """The arguments of the marker."""
 
     n: int
     engine: str = "threads"
     timeout: float = 60.0
 
 
-_KEY = pytest.StashKey[_Ranks]()
+_MARKER_KEY = pytest.StashKey[_Marker]()
 
 
 # ---- the marker ----------------------------------------------------------------------------------
@@ -72,16 +73,16 @@ _KEY = pytest.StashKey[_Ranks]()
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Read the markers; a wrong one is a usage error before any test runs."""
+    """Read the markers, so that a wrong one is a usage error before any test runs."""
     for item in items:
         marker = item.get_closest_marker("ranks")
         if marker is not None:
-            item.stash[_KEY] = _read(item, marker)
+            item.stash[_MARKER_KEY] = _read(item, marker)
 
 
-def _read(item: pytest.Item, marker: pytest.Mark) -> _Ranks:
+def _read(item: pytest.Item, marker: pytest.Mark) -> _Marker:
     try:
-        ranks = _Ranks(*marker.args, **marker.kwargs)
+        ranks = _Marker(*marker.args, **marker.kwargs)
     except TypeError:
         raise _wrong(item, f"got {_call(marker)}") from None
     if type(ranks.n) is not int or ranks.n < 1:
@@ -108,9 +109,9 @@ def _wrong(item: pytest.Item, what: str) -> pytest.UsageError:
 
 
 def _call(marker: pytest.Mark) -> str:
-    words = [repr(value) for value in marker.args]
-    words += [f"{name}={value!r}" for name, value in marker.kwargs.items()]
-    return f"ranks({', '.join(words)})"
+    arguments = [repr(value) for value in marker.args]
+    arguments += [f"{name}={value!r}" for name, value in marker.kwargs.items()]
+    return f"ranks({', '.join(arguments)})"
 
 
 @functools.cache
@@ -125,21 +126,21 @@ def _engines() -> frozenset[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run the function in threads, or, in the process of a rank, run that rank's part."""
-    ranks = pyfuncitem.stash.get(_KEY, None)
-    if ranks is None:
+    """Run the function in threads or, in the process of a rank, as that rank."""
+    marker = pyfuncitem.stash.get(_MARKER_KEY, None)
+    if marker is None:
         return None
     names = pyfuncitem._fixtureinfo.argnames
     call = functools.partial(pyfuncitem.obj, **{name: pyfuncitem.funcargs[name] for name in names})
-    if ranks.engine == "threads":
+    if marker.engine == "threads":
         from unisono.launch.spawn import spawn
 
-        spawn(call, ranks.n, engine="threads", timeout=ranks.timeout)
+        spawn(call, marker.n, engine="threads", timeout=marker.timeout)
         return True
     from unisono.core import groups
 
-    # Not claimed: a test that calls init itself gets this world.
-    groups.init(ranks.engine, ranks.timeout, claimed=False)
+    # Not claimed, so that a test that calls init itself gets this world.
+    groups.init(marker.engine, marker.timeout, claimed=False)
     try:
         call()
     finally:
@@ -149,14 +150,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Run a test whose ranks are processes; all other tests go their usual way."""
-    ranks = item.stash.get(_KEY, None)
-    if ranks is None or ranks.engine == "threads" or _place() is not None:
+    """Run a test whose ranks are processes; leave all other tests to pytest."""
+    marker = item.stash.get(_MARKER_KEY, None)
+    if marker is None or marker.engine == "threads" or _settings() is not None:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in _run(item, ranks):
+    for report in _run(item, marker):
         item.ihook.pytest_runtest_logreport(report=report)
-    # Fixtures of earlier tests that only this one seemed to need: pytest would end them after it.
+    # End the fixtures of earlier tests that no later test needs, as pytest does after each test.
     ending = pytest.CallInfo.from_call(
         lambda: item.session._setupstate.teardown_exact(nextitem), when="teardown"
     )
@@ -171,45 +172,53 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @functools.cache
-def _place() -> dict[str, Any] | None:
-    """Who we are, if we were started as a rank."""
+def _settings() -> dict[str, Any] | None:
+    """Return what our parent told us, if we were started as a rank."""
     text = os.environ.get(_VARIABLE)
     return None if text is None else json.loads(text)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests() -> None:
-    """Before anything of the user's runs, make sure that we die with the parent."""
-    place = _place()
-    if place is not None:
+    """Make sure that we die with the parent, before any code of the user runs."""
+    settings = _settings()
+    if settings is not None:
         from unisono.launch.process import die_with_parent
 
-        die_with_parent(place["parent"])
+        die_with_parent(settings["parent"])
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Drop the options that are the parent's business."""
-    if _place() is not None:
-        for name, value in _FOLLOWED.items():
+    """Drop the options that are only for the parent."""
+    if _settings() is not None:
+        for name, value in _PARENT_OPTIONS.items():
             if hasattr(config.option, name):
                 setattr(config.option, name, value)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known and, in the process of a rank, send reports to the parent."""
-    config.addinivalue_line("markers", _MARKER)
-    place = _place()
-    if place is not None:
-        config.pluginmanager.register(_Reporter(config, Path(place["reports"])))
+    """Register the marker and, in the process of a rank, send reports to the parent."""
+    config.addinivalue_line("markers", _DESCRIPTION)
+    settings = _settings()
+    if settings is not None:
+        config.pluginmanager.register(_Reporter(config, Path(settings["reports"])))
 
 
 class _Reporter:
-    """Writes each report as a line of JSON."""
+    """Writes each report as a line of JSON, together with a summary of the error as data."""
 
     def __init__(self, config: pytest.Config, path: Path) -> None:
         self._config = config
         self._path = path
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, Any, None]:
+        made = yield
+        if call.excinfo is not None:
+            from unisono.launch.outcome import ErrorSummary
+
+            made.get_result().unisono_error = ErrorSummary.of(call.excinfo.value).to_data()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._write(report)
@@ -227,38 +236,38 @@ class _Reporter:
 # ---- in the parent: the processes ----------------------------------------------------------------
 
 
-def _run(item: pytest.Item, ranks: _Ranks) -> list[pytest.TestReport]:
+def _run(item: pytest.Item, marker: _Marker) -> list[pytest.TestReport]:
     """Run the test on processes and return its reports, one for each phase."""
     import subprocess
 
-    from unisono.launch.process import Job
+    from unisono.launch.supervisor import EndPolicy, Supervisor
 
-    job = Job(ranks.n)
     show = item.config.getoption("capture") == "no"
+    # Ranks are pytest processes, which have nothing to save: no SIGTERM comes before SIGKILL.
+    policy = EndPolicy(settle=_SETTLE, grace=0.0)
     with tempfile.TemporaryDirectory(prefix="unisono-pytest-") as name:
         folder = Path(name)
-        processes: list[Popen[bytes]] = []
-        try:
-            for rank in range(ranks.n):
-                place = {"parent": os.getpid(), "reports": str(folder / f"{rank}.reports")}
+        with Supervisor(marker.n, policy, has_threads=True) as supervisor:
+            for rank in range(marker.n):
+                settings = {"parent": os.getpid(), "reports": str(folder / f"{rank}.reports")}
                 with (folder / f"{rank}.output").open("wb") as output:
-                    process = subprocess.Popen(
+                    supervisor.start(
                         _command(item),
+                        {_VARIABLE: json.dumps(settings)},
                         cwd=item.config.invocation_params.dir,
-                        env={**os.environ, **job.variables(rank), _VARIABLE: json.dumps(place)},
                         stdin=subprocess.DEVNULL,
                         stdout=None if show else output,
                         stderr=None if show else subprocess.STDOUT,
                     )
-                processes.append(process)
-            stopped = _watch(processes, ranks.timeout)
-        finally:
-            _end(processes)
-        outcomes = [
-            _Outcome.read(item, folder, rank, process.returncode, stopped.get(rank))
-            for rank, process in enumerate(processes)
+            supervisor.stop(marker.timeout, f"was still running after {marker.timeout:g} s")
+            supervisor.watch()
+        ranks = [
+            _RankReports.read(
+                item, folder, rank, supervisor.codes[rank], supervisor.stopped.get(rank)
+            )
+            for rank in range(marker.n)
         ]
-        return list(_merge(outcomes))
+        return list(_merge(ranks))
 
 
 def _command(item: pytest.Item) -> list[str]:
@@ -266,83 +275,61 @@ def _command(item: pytest.Item) -> list[str]:
     config = item.config
     paths = set(config.option.file_or_dir)
     options = [str(word) for word in config.invocation_params.args if str(word) not in paths]
-    place = [f"--rootdir={config.rootpath}"]
+    configuration = [f"--rootdir={config.rootpath}"]
     if config.inipath is not None:
-        place.append(f"--config-file={config.inipath}")
+        configuration.append(f"--config-file={config.inipath}")
     _, _, within = item.nodeid.partition("::")
-    return [sys.executable, "-m", "pytest", *options, *place, f"{item.path}::{within}"]
-
-
-def _watch(processes: list[Popen[bytes]], timeout: float) -> dict[int, str]:
-    """Wait for all; returns the ranks that have to be ended, with the reason."""
-    deadline = time.monotonic() + timeout
-    reason = f"was still running after {timeout:g} s"
-    failed = False
-    while True:
-        codes = [process.poll() for process in processes]
-        alive = [rank for rank, code in enumerate(codes) if code is None]
-        if not failed and any(codes):
-            failed = True
-            patience = time.monotonic() + _GRACE
-            if patience < deadline:
-                deadline, reason = patience, "was ended because another rank had failed"
-        if not alive or time.monotonic() > deadline:
-            return dict.fromkeys(alive, reason)
-        time.sleep(0.02)
-
-
-def _end(processes: list[Popen[bytes]]) -> None:
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.wait()
+    return [sys.executable, "-m", "pytest", *options, *configuration, f"{item.path}::{within}"]
 
 
 # ---- in the parent: many reports become one ------------------------------------------------------
 
 
 @dataclass
-class _Outcome:
-    """What came back from one rank."""
+class _RankReports:
+    """The reports of one rank, by phase; `missing` says how it ended if it owes us one."""
 
     rank: int
     reports: dict[str, pytest.TestReport]
-    stopped: bool
+    missing: RankOutcome | None
 
     @classmethod
     def read(
-        cls, item: pytest.Item, folder: Path, rank: int, code: int, reason: str | None
-    ) -> _Outcome:
-        """Read the reports; for a rank that did not come to its end, write the one it owes."""
+        cls, item: pytest.Item, folder: Path, rank: int, code: int, stopped: str | None
+    ) -> _RankReports:
+        """Read the reports; if the rank did not finish its test, write the one that is missing."""
         reports: dict[str, pytest.TestReport] = {}
         path = folder / f"{rank}.reports"
         for line in path.read_text().splitlines() if path.exists() else []:
             try:
                 data = json.loads(line)
             except ValueError:
-                break  # ended while it wrote this
+                break  # the rank ended while it wrote this
             report = item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
             if isinstance(report, pytest.TestReport):
                 report.nodeid, report.location = item.nodeid, item.location
                 reports[report.when] = report
             else:
                 reports["setup"] = _failure(item, "setup", report.longrepr)
-        owes = "teardown" not in reports and not any(report.failed for report in reports.values())
-        if owes:
-            from unisono.launch.process import ending
+        # A rank that was ended after its reports, while it cleaned up, has told us all we need.
+        if "teardown" in reports or any(report.failed for report in reports.values()):
+            return cls(rank, reports, None)
+        from unisono.launch.outcome import RankOutcome, exit_text
 
-            when = "call" if "setup" in reports else "setup"
-            output = (folder / f"{rank}.output").read_text(errors="replace")[-_TAIL:]
-            text = f"rank {rank} {reason or 'ended without a report: ' + ending(code)}"
-            reports[when] = _failure(item, when, f"{text}\n{output}".rstrip())
-        # One that was stopped after its reports, while it tidied up, has told its own story.
-        return cls(rank, reports, owes and reason is not None)
+        when = "call" if "setup" in reports else "setup"
+        output = (folder / f"{rank}.output").read_text(errors="replace")[-_TAIL:]
+        text = f"rank {rank} {stopped or 'ended without a report: ' + exit_text(code)}"
+        reports[when] = _failure(item, when, f"{text}\n{output}".rstrip())
+        return cls(rank, reports, RankOutcome(rank, code, None, stopped))
 
-    def blame(self, when: str) -> int:
-        """How likely this rank is the cause: the lower the likelier."""
-        if self.stopped:
-            return 2
-        return int("PeerLost" in _crash(self.reports[when]))
+    def outcome(self, when: str) -> RankOutcome:
+        """How the rank failed in this phase."""
+        from unisono.launch.outcome import ErrorSummary, RankOutcome
+
+        if self.missing is not None:
+            return self.missing
+        error = getattr(self.reports[when], "unisono_error", None)
+        return RankOutcome(self.rank, None, error and ErrorSummary.from_data(error))
 
 
 def _failure(item: pytest.Item, when: Any, text: Any) -> pytest.TestReport:
@@ -356,34 +343,30 @@ def _failure(item: pytest.Item, when: Any, text: Any) -> pytest.TestReport:
     )
 
 
-def _crash(report: pytest.TestReport) -> str:
-    """The last line of an error, as the short summary shows it."""
+def _error_line(report: pytest.TestReport) -> str:
+    """Return the first line of an error's text, as pytest's short summary shows it."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = str(report.longrepr) if crash is None else str(crash.message)
     return text.partition("\n")[0]
 
 
-def _merge(outcomes: list[_Outcome]) -> Iterator[pytest.TestReport]:
-    """For each phase the report of the rank that failed, else that skipped, else of rank 0."""
-    size = len(outcomes)
+def _merge(ranks: list[_RankReports]) -> Iterator[pytest.TestReport]:
+    """Choose for each phase the report of a rank that failed, or skipped, or of rank 0."""
     for when in ("setup", "call", "teardown"):
-        present = [outcome for outcome in outcomes if when in outcome.reports]
+        present = [one for one in ranks if when in one.reports]
         if not present:
             continue
-        failed = [outcome for outcome in present if outcome.reports[when].failed]
-        skipped = [outcome for outcome in present if outcome.reports[when].skipped]
-        failed.sort(key=lambda outcome: (outcome.blame(when), outcome.rank))
-        if skipped and failed and failed[0].blame(when):
-            failed = []  # they only miss the rank that skipped
+        failed = _failed(present, when)
+        skipped = [one for one in present if one.reports[when].skipped]
         chosen = (failed or skipped or present)[0]
         report = chosen.reports[when]
         report.sections = [(f"{name} (rank {chosen.rank})", text) for name, text in report.sections]
         if failed:
-            _sign(report, chosen.rank, size)
+            _name_rank(report, chosen.rank, len(ranks))
             others = [
-                f"rank {outcome.rank}: {_crash(outcome.reports[when])}"
-                for outcome in failed
-                if outcome is not chosen
+                f"rank {one.rank}: {_error_line(one.reports[when])}"
+                for one in failed
+                if one is not chosen
             ]
             if others:
                 report.sections.append(("the other ranks that failed", "\n".join(others)))
@@ -392,8 +375,20 @@ def _merge(outcomes: list[_Outcome]) -> Iterator[pytest.TestReport]:
             return
 
 
-def _sign(report: pytest.TestReport, rank: int, size: int) -> None:
-    """Put the rank into the report, where the failure and where the summary shows it."""
+def _failed(present: list[_RankReports], when: str) -> list[_RankReports]:
+    """Return the ranks that failed in this phase, the likely cause first."""
+    from unisono.launch.outcome import Blame, by_blame
+
+    failed = {one.rank: one for one in present if one.reports[when].failed}
+    outcomes = by_blame(one.outcome(when) for one in failed.values())
+    has_skipped = any(one.reports[when].skipped for one in present)
+    if has_skipped and outcomes and outcomes[0].blame > Blame.FAILED:
+        return []  # they only miss the rank that skipped
+    return [failed[outcome.rank] for outcome in outcomes]
+
+
+def _name_rank(report: pytest.TestReport, rank: int, size: int) -> None:
+    """Put the rank into the report, where the failure and where the summary show it."""
     label = f"on rank {rank} of {size}"
     representation: Any = report.longrepr
     if hasattr(representation, "addsection"):

@@ -14,7 +14,7 @@ import pytest
 from tests.helpers.jobs import Ranks
 from tests.helpers.processes import DEADLINE, wait_until
 from tests.helpers.start_cases import START, address_of, check_started, connect
-from unisono.launch.process import Job
+from unisono.launch.process import JobEnvironment
 
 AGAIN_AND_AGAIN = """
 for _ in range(50):
@@ -120,7 +120,7 @@ def test_rank_that_dies_while_the_job_starts() -> None:
 
 def test_two_jobs_at_once() -> None:
     body = START + "for _ in range(200): assert reduce(groups.world(), 500) == size\n"
-    first, second = Job(2), Job(3)
+    first, second = JobEnvironment(2), JobEnvironment(3)
     with (
         Ranks(2, f"size = 3.0\n{body}", job=first) as ones,
         Ranks(3, f"size = 6.0\n{body}", job=second) as others,
@@ -134,7 +134,7 @@ def test_two_jobs_at_once() -> None:
 
 def hello_of_another_job() -> bytes:
     """What a true rank of another job says to its rank 0, who is in truth us."""
-    job = Job(2)
+    job = JobEnvironment(2)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.settimeout(DEADLINE)
         listener.bind(address_of(job))

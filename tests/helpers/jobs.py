@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.helpers.paths import with_tests
 from tests.helpers.processes import DEADLINE, wait_until
-from unisono.launch.process import Job
+from unisono.launch.process import JobEnvironment
 
 __all__ = ["Rank", "Ranks", "nothing_new_is_left", "state_of"]
 
@@ -91,10 +91,10 @@ class Ranks:
         body: str,
         *,
         only: Sequence[int] | None = None,
-        job: Job | None = None,
+        job: JobEnvironment | None = None,
         **variables: str,
     ) -> None:
-        self.job = job or Job(n)
+        self.job = job or JobEnvironment(n)
         self.variables = variables
         self._all: dict[int, list[Rank]] = {}
         self._body = body

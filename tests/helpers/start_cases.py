@@ -13,7 +13,7 @@ from tests.helpers.jobs import Ranks
 from tests.helpers.processes import DEADLINE, wait_until
 from unisono.core.environment import Launch
 from unisono.engines.shm import handshake
-from unisono.launch.process import Job
+from unisono.launch.process import JobEnvironment
 
 __all__ = ["START", "address_of", "check_started", "connect", "find_mpiexec"]
 
@@ -34,7 +34,7 @@ def check_started(ranks: Ranks, n: int) -> None:
         assert ranks[rank].end() == 0
 
 
-def address_of(job: Job, index: int = 0) -> bytes:
+def address_of(job: JobEnvironment, index: int = 0) -> bytes:
     """Return one of the addresses at which rank 0 of a job may listen."""
     return handshake.address(Launch(0, job.size, 0, job.size, job.name, "test"), index)
 

@@ -20,7 +20,7 @@ from typing import Any
 from unisono.core import groups, registry
 from unisono.engines.threads.engine import threads_world
 from unisono.errors import PeerLost
-from unisono.launch.process import Job
+from unisono.launch.process import JobEnvironment
 
 DEADLINE = 60.0  # seconds for any one function
 _PATIENCE = 40.0  # seconds that an engine waits: less, because its own report says more
@@ -161,7 +161,7 @@ class _Pool:
     def __init__(self, engine: str, n: int, timeout: float) -> None:
         self.n = n
         context = multiprocessing.get_context("spawn")
-        self._job = Job(n)  # holds the ranks' port
+        self._job = JobEnvironment(n)  # holds the ranks' port
         self.pipes: list[Connection] = []
         self.processes = []
         for rank in range(n):

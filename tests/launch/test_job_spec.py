@@ -1,4 +1,4 @@
-"""`unisono run A : B`: several programs, each with its own interpreter if it likes, in one job."""
+"""`unisono run A : B`: several programs in one job, each with any interpreter."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def script(tmp_path: Path) -> Callable[[str, str], str]:
     return write
 
 
-def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*UNISONO, *words], capture_output=True, text=True, timeout=DEADLINE, **options
+        [*UNISONO, *arguments], capture_output=True, text=True, timeout=DEADLINE, **options
     )
 
 
@@ -72,7 +72,7 @@ def test_two_programs_make_one_world(script: Callable[[str, str], str]) -> None:
     ]
 
 
-def test_each_part_has_its_own_arguments(script: Callable[[str, str], str]) -> None:
+def test_each_program_has_its_own_arguments(script: Callable[[str, str], str]) -> None:
     path = script("script.py", "print(sys.argv[1:])")
     done = run("-n", "1", path, "a:b", "--flag", ":", "-n", "1", path, "--", "-n", ":", "-n1", path)
     assert sorted(done.stdout.splitlines()) == [
@@ -82,7 +82,7 @@ def test_each_part_has_its_own_arguments(script: Callable[[str, str], str]) -> N
     ]
 
 
-def test_a_part_may_be_a_module(script: Callable[[str, str], str], tmp_path: Path) -> None:
+def test_a_program_may_be_a_module(script: Callable[[str, str], str], tmp_path: Path) -> None:
     script("some_module.py", "print(__name__, rank, sys.argv[1:])")
     path = script("script.py", "print('script', rank)")
     paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
@@ -91,7 +91,7 @@ def test_a_part_may_be_a_module(script: Callable[[str, str], str], tmp_path: Pat
     assert sorted(done.stdout.splitlines()) == ["[0] __main__ 0 ['x']", "[1] script 1"]
 
 
-def test_options_of_the_job_hold_for_every_part(
+def test_options_of_the_job_are_for_every_program(
     script: Callable[[str, str], str], tmp_path: Path
 ) -> None:
     path = script("script.py", "print(os.environ['UNISONO_ENGINE'], os.environ['UNISONO_TIMEOUT'])")
@@ -102,7 +102,7 @@ def test_options_of_the_job_hold_for_every_part(
     assert [(logs / f"rank-{rank}.out").read_text() for rank in (0, 1)] == ["shm 7.0\n"] * 2
 
 
-def test_cores_are_shared_among_all_parts(script: Callable[[str, str], str]) -> None:
+def test_cores_are_shared_among_all_programs(script: Callable[[str, str], str]) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores")
     path = script("script.py", "print(sorted(os.sched_getaffinity(0)))")
@@ -113,7 +113,7 @@ def test_cores_are_shared_among_all_parts(script: Callable[[str, str], str]) -> 
 # ---- failures ------------------------------------------------------------------------------------
 
 
-def test_a_failing_part_ends_the_other(script: Callable[[str, str], str]) -> None:
+def test_a_failing_program_ends_the_other(script: Callable[[str, str], str]) -> None:
     waiting = script("waiting.py", "time.sleep(600)")
     failing = script("failing.py", "print('the cause', file=sys.stderr); sys.exit(7)")
     done = run("-n", "1", waiting, ":", "-n", "1", failing)
@@ -122,7 +122,7 @@ def test_a_failing_part_ends_the_other(script: Callable[[str, str], str]) -> Non
     assert done.stderr.endswith("    the cause\n")
 
 
-def test_nothing_starts_if_a_part_is_wrong(
+def test_nothing_starts_if_a_program_is_wrong(
     script: Callable[[str, str], str], tmp_path: Path
 ) -> None:
     path = script("script.py", f"open({str(tmp_path / 'started')!r}, 'w')")
@@ -145,9 +145,9 @@ def test_nothing_starts_if_a_part_is_wrong(
         (["-n", "1", "--python", "no-such-python", "SCRIPT"], "no program 'no-such-python'"),
     ],
 )
-def test_wrong_words(script: Callable[[str, str], str], second: list[str], text: str) -> None:
+def test_wrong_arguments(script: Callable[[str, str], str], second: list[str], text: str) -> None:
     path = script("script.py", "print('started')")
-    done = run("-n", "1", path, ":", *(path if word == "SCRIPT" else word for word in second))
+    done = run("-n", "1", path, ":", *(path if one == "SCRIPT" else one for one in second))
     assert (done.returncode, done.stdout) == (2, "")
     assert text in done.stderr
 
@@ -155,7 +155,7 @@ def test_wrong_words(script: Callable[[str, str], str], second: list[str], text:
 # ---- interpreters --------------------------------------------------------------------------------
 
 
-def test_a_part_may_have_its_own_interpreter(
+def test_a_program_may_have_its_own_interpreter(
     script: Callable[[str, str], str], tmp_path: Path
 ) -> None:
     path = script("script.py", "print(os.environ.get('MARK', 'this'), rank)")
@@ -169,7 +169,7 @@ def test_a_part_may_have_its_own_interpreter(
     ]
 
 
-def test_the_first_part_may_too(script: Callable[[str, str], str], tmp_path: Path) -> None:
+def test_the_first_program_may_too(script: Callable[[str, str], str], tmp_path: Path) -> None:
     path = script("script.py", "print(os.environ.get('MARK', 'this'))")
     done = run("--python", other_interpreter(tmp_path), "-n", "1", path)
     assert done.stdout == "[0] other\n"
@@ -183,12 +183,15 @@ def test_an_interpreter_is_found_by_name(script: Callable[[str, str], str], tmp_
     assert done.stdout == "[0] other\n"
 
 
-# ---- the words alone -----------------------------------------------------------------------------
+# ---- reading the arguments -----------------------------------------------------------------------
 
 
 def test_commands_are_in_rank_order() -> None:
-    two = [job_spec.Part(["a.py", "x"], 2, "one"), job_spec.Part(["-m", "b"], 1, "two")]
-    assert list(job_spec.commands(two)) == [
+    two = [
+        job_spec.ProgramSpec(["a.py", "x"], 2, "one"),
+        job_spec.ProgramSpec(["-m", "b"], 1, "two"),
+    ]
+    assert list(job_spec.command_lines(two)) == [
         ["one", "a.py", "x"],
         ["one", "a.py", "x"],
         ["two", "-m", "b"],
@@ -196,5 +199,5 @@ def test_commands_are_in_rank_order() -> None:
 
 
 def test_only_a_lone_colon_divides() -> None:
-    assert job_spec.split(["a", "b:", ":c", "::"]) == [["a", "b:", ":c", "::"]]
-    assert job_spec.split(["a", ":", ":"]) == [["a"], [], []]
+    assert job_spec.split_at_colons(["a", "b:", ":c", "::"]) == [["a", "b:", ":c", "::"]]
+    assert job_spec.split_at_colons(["a", ":", ":"]) == [["a"], [], []]

@@ -8,12 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.processes import DEADLINE, is_running, pids_of, wait_until
+from tests.helpers.processes import (
+    DEADLINE,
+    is_running,
+    pids_of,
+    wait_until,
+    with_default_signals,
+)
 
 UNISONO = [sys.executable, "-c", "import sys; from unisono.cli import main; sys.exit(main())"]
 CORES = len(os.sched_getaffinity(0))
@@ -48,16 +54,31 @@ def script(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
-def run(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*UNISONO, "run", *words], capture_output=True, text=True, timeout=DEADLINE, **options
+        [*UNISONO, "run", *arguments], capture_output=True, text=True, timeout=DEADLINE, **options
     )
 
 
-def start(*words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*UNISONO, "run", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a job that is still running when this returns; it is killed at the end of the test."""
+    jobs: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
+        command = with_default_signals([*prefix, *UNISONO, "run", *arguments])
+        pipe = subprocess.PIPE
+        jobs.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        if job.poll() is None:
+            job.kill()
+            job.communicate()
 
 
 # ---- what ranks get ------------------------------------------------------------------------------
@@ -134,7 +155,7 @@ def test_every_job_has_its_own_name_and_secret(script: Callable[[str], str]) -> 
 
 
 def test_the_port_is_held_for_the_ranks(script: Callable[[str], str]) -> None:
-    """Torch's store takes it as the second does here; nobody gets it as the first would."""
+    """A rank can listen there with SO_REUSEADDR, as torch's store does, and only so."""
     body = """
 import socket
 for reuse in (False, True):
@@ -170,7 +191,7 @@ def test_each_rank_has_cores_of_its_own(script: Callable[[str], str]) -> None:
     assert not first & second
 
 
-def test_ranks_are_free_if_cores_do_not_suffice(script: Callable[[str], str]) -> None:
+def test_ranks_are_not_bound_if_there_are_too_few_cores(script: Callable[[str], str]) -> None:
     path = script("print(*os.sched_getaffinity(0))")
     everything = os.sched_getaffinity(0)
     assert cores_of(run("-n", str(CORES + 1), path)) == [everything] * (CORES + 1)
@@ -178,8 +199,8 @@ def test_ranks_are_free_if_cores_do_not_suffice(script: Callable[[str], str]) ->
 
 
 def test_only_the_first_rank_reads_stdin(script: Callable[[str], str]) -> None:
-    done = run("-n", "2", script("print(repr(sys.stdin.read()))"), input="words")
-    assert sorted(done.stdout.splitlines()) == ["[0] 'words'", "[1] ''"]
+    done = run("-n", "2", script("print(repr(sys.stdin.read()))"), input="text")
+    assert sorted(done.stdout.splitlines()) == ["[0] 'text'", "[1] ''"]
 
 
 def test_log_directory(script: Callable[[str], str], tmp_path: Path) -> None:
@@ -195,15 +216,15 @@ def test_log_directory(script: Callable[[str], str], tmp_path: Path) -> None:
     }
 
 
-def test_log_directory_that_cannot_be(script: Callable[[str], str], tmp_path: Path) -> None:
+def test_log_directory_that_cannot_be_made(script: Callable[[str], str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = run("-n", "2", "--log-dir", str(tmp_path / "file" / "logs"), script("print('ran')"))
     assert done.returncode == 2
-    assert "logs cannot go to" in done.stderr
+    assert f"--log-dir '{tmp_path}/file/logs' cannot be made" in done.stderr
     assert done.stdout == ""
 
 
-# ---- how jobs end --------------------------------------------------------------------------------
+# ---- how jobs fail -------------------------------------------------------------------------------
 
 
 def test_the_failing_rank_is_reported_last(script: Callable[[str], str], tmp_path: Path) -> None:
@@ -254,20 +275,48 @@ raise PeerLost("rank 2 closed the group")
     assert "failed as well: rank 0 (exit code 1), rank 1 (exit code 1)" in done.stderr
 
 
-def test_a_rank_that_will_not_go_is_killed(script: Callable[[str], str], tmp_path: Path) -> None:
+def test_a_cause_that_ends_late_is_found_behind_wrapped_errors(
+    script: Callable[[str], str],
+) -> None:
+    """The kind of an error is data: neither other hooks nor other texts on stderr hide it."""
+    body = """
+from unisono.errors import PeerLost
+sys.excepthook = lambda *_: print("no traceback", file=sys.stderr)
+if rank == 2:
+    time.sleep(0.8)
+    print("PeerLost: only a text", file=sys.stderr)
+    raise ValueError("the cause")
+try:
+    raise PeerLost("rank 2 closed the group")
+except PeerLost as error:
+    raise LookupError("no gradients") from error
+"""
+    done = run("-n", "3", script(body))
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "unisono: rank 2 of 3 failed: exit code 1\n"
+        "unisono: the last lines of rank 2 on stderr:\n"
+        "    PeerLost: only a text\n    no traceback\n"
+    )
+
+
+def test_a_rank_that_ignores_sigterm_is_killed(
+    script: Callable[[str], str], tmp_path: Path
+) -> None:
     body = """
 if rank == 0:
-    while not Path(sys.argv[1], "deaf").exists():
+    while not Path(sys.argv[1], "pid").exists():
         time.sleep(0.02)
     sys.exit(3)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-Path(sys.argv[1], "deaf").write_text(str(os.getpid()))
+Path(sys.argv[1], "written").write_text(str(os.getpid()))
+Path(sys.argv[1], "written").rename(Path(sys.argv[1], "pid"))
 time.sleep(600)
 """
     begin = time.monotonic()
     assert run("-n", "2", script(body), str(tmp_path)).returncode == 3
     assert time.monotonic() - begin > 4.5
-    assert not is_running(int((tmp_path / "deaf").read_text()))
+    assert not is_running(int((tmp_path / "pid").read_text()))
 
 
 def test_a_grandchild_does_not_hold_the_launcher(script: Callable[[str], str]) -> None:
@@ -279,7 +328,10 @@ def test_a_grandchild_does_not_hold_the_launcher(script: Callable[[str], str]) -
     os.kill(grandchild, signal.SIGKILL)
 
 
-def test_interrupt_by_kill_is_forwarded_once(script: Callable[[str], str]) -> None:
+# ---- signals -------------------------------------------------------------------------------------
+
+
+def test_interrupt_by_kill_is_forwarded_once(script: Callable[[str], str], start: Start) -> None:
     job = start("-n", "2", script(COUNTING))
     pids_of(job, 2)
     job.send_signal(signal.SIGINT)
@@ -289,7 +341,7 @@ def test_interrupt_by_kill_is_forwarded_once(script: Callable[[str], str]) -> No
     assert err.splitlines()[-1] == "unisono: interrupted by SIGINT"
 
 
-def test_second_interrupt_kills(script: Callable[[str], str]) -> None:
+def test_second_interrupt_kills(script: Callable[[str], str], start: Start) -> None:
     body = "signal.signal(signal.SIGINT, lambda *_: print('no', flush=True))\n"
     job = start("-n", "2", script(body + "print('ready', os.getpid())\nwhile 1: time.sleep(1)"))
     pids = pids_of(job, 2)
@@ -303,7 +355,7 @@ def test_second_interrupt_kills(script: Callable[[str], str]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_end_by_signal(script: Callable[[str], str], number: signal.Signals) -> None:
+def test_end_by_signal(script: Callable[[str], str], start: Start, number: signal.Signals) -> None:
     body = f"signal.signal({int(number)}, lambda *_: sys.exit('got it'))\n"
     job = start("-n", "2", script(body + "print('ready', os.getpid())\nwhile 1: time.sleep(1)"))
     pids = pids_of(job, 2)
@@ -314,8 +366,40 @@ def test_end_by_signal(script: Callable[[str], str], number: signal.Signals) -> 
     assert not any(map(is_running, pids))
 
 
+def ignoring(*numbers: signal.Signals) -> list[str]:
+    """A program that ignores these signals and becomes the program that follows."""
+    lines = "\n".join(f"signal.signal({int(number)}, signal.SIG_IGN)" for number in numbers)
+    source = f"import os, signal, sys\n{lines}\nos.execv(sys.argv[1], sys.argv[1:])"
+    return [sys.executable, "-c", source]
+
+
+def test_an_ignored_hangup_stays_ignored(script: Callable[[str], str], start: Start) -> None:
+    """As under nohup: the job goes on without its terminal, its ranks too."""
+    body = """
+print("ready", os.getpid(), signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, os.getpid())
+while not Path(sys.argv[1]).exists():
+    time.sleep(0.02)
+"""
+    path = script(body)
+    end = Path(path).parent / "end"
+    job = start("-n", "2", path, str(end), prefix=ignoring(signal.SIGHUP))
+    for pid in [*pids_of(job, 2), job.pid]:
+        os.kill(pid, signal.SIGHUP)
+    end.touch()
+    _, err = job.communicate(timeout=DEADLINE)
+    assert (job.returncode, err) == (0, "")
+
+
+def test_an_ignored_interrupt_is_not_inherited(script: Callable[[str], str], start: Start) -> None:
+    """As under cron: a rank can still be interrupted, and clean up."""
+    body = "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    job = start("-n", "2", script(body), prefix=ignoring(signal.SIGINT))
+    out, _ = job.communicate(timeout=DEADLINE)
+    assert sorted(out.splitlines()) == ["[0] True", "[1] True"]
+
+
 def test_terminal_interrupt_reaches_ranks_once(script: Callable[[str], str]) -> None:
-    # A program that makes its stdin its terminal first: forking here would trouble threads of ours.
+    # A program in between takes its stdin as its terminal: code before exec is not safe here.
     own_terminal = (
         "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
         "os.execv(sys.argv[1], sys.argv[1:])"
@@ -345,7 +429,7 @@ def test_terminal_interrupt_reaches_ranks_once(script: Callable[[str], str]) -> 
     assert b"\x1b[" in seen  # labels are coloured on a terminal
 
 
-def test_no_rank_survives_the_launcher(script: Callable[[str], str]) -> None:
+def test_no_rank_survives_the_launcher(script: Callable[[str], str], start: Start) -> None:
     job = start("-n", "3", script("print('ready', os.getpid())\nwhile 1: time.sleep(1)"))
     pids = pids_of(job, 3)
     assert all(map(is_running, pids))
@@ -354,7 +438,7 @@ def test_no_rank_survives_the_launcher(script: Callable[[str], str]) -> None:
     wait_until(lambda: not any(map(is_running, pids)))
 
 
-def test_a_reader_that_leaves_ends_the_job(script: Callable[[str], str]) -> None:
+def test_a_reader_that_leaves_ends_the_job(script: Callable[[str], str], start: Start) -> None:
     job = start("-n", "2", script("while 1: print('more' * 100)"))
     assert job.stdout is not None
     job.stdout.readline()

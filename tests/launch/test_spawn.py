@@ -14,7 +14,13 @@ from pathlib import Path
 import pytest
 
 import unisono
-from tests.helpers.processes import DEADLINE, is_running, pids_of, wait_until
+from tests.helpers.processes import (
+    DEADLINE,
+    is_running,
+    pids_of,
+    wait_until,
+    with_default_signals,
+)
 from unisono.core import groups
 from unisono.errors import (
     ArgumentError,
@@ -106,14 +112,14 @@ with_shm = pytest.mark.skipif(
 )
 
 
-class StubbornError(Exception):
-    """An error that pickle cannot make again."""
+class UnpicklableError(Exception):
+    """An error that pickle cannot restore."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(first)
 
 
-def _place(base: int) -> tuple[int, int, int, str, set[int]]:
+def _identity(base: int) -> tuple[int, int, int, str, set[int]]:
     world = groups.init()
     return base + world.rank, world.size, os.getpid(), os.environ["RANK"], os.sched_getaffinity(0)
 
@@ -123,8 +129,8 @@ def _fail_on_one(how: str) -> object:
     if world.rank == 1:
         if how == "raise":
             raise KeyError("the cause")
-        if how == "stubborn":
-            raise StubbornError("first", "second")
+        if how == "unpicklable":
+            raise UnpicklableError("first", "second")
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "exit":
@@ -142,14 +148,14 @@ def _fail_on_one(how: str) -> object:
 def test_spawn_processes() -> None:
     before = dict(os.environ)
     cores = os.sched_getaffinity(0)
-    places = unisono.spawn(_place, 2, 10, engine="shm")
-    assert [place[:2] for place in places] == [(10, 2), (11, 2)]
-    assert [place[3] for place in places] == ["0", "1"]
-    assert len({place[2] for place in places} | {os.getpid()}) == 3
-    assert CORES < 2 or not places[0][4] & places[1][4]
+    ranks = unisono.spawn(_identity, 2, 10, engine="shm")
+    assert [rank[:2] for rank in ranks] == [(10, 2), (11, 2)]
+    assert [rank[3] for rank in ranks] == ["0", "1"]
+    assert len({rank[2] for rank in ranks} | {os.getpid()}) == 3
+    assert CORES < 2 or not ranks[0][4] & ranks[1][4]
     assert dict(os.environ) == before
     assert os.sched_getaffinity(0) == cores
-    assert not any(is_running(place[2]) for place in places)
+    assert not any(is_running(rank[2]) for rank in ranks)
 
 
 @with_shm
@@ -163,14 +169,14 @@ def test_spawn_process_raises() -> None:
 
 @with_shm
 def test_spawn_process_raises_what_cannot_be_pickled() -> None:
-    with pytest.raises(RankFailed, match="rank 1 raised StubbornError, which cannot be pickled"):
-        unisono.spawn(_fail_on_one, 2, "stubborn", engine="shm")
+    with pytest.raises(RankFailed, match="rank 1 raised UnpicklableError, which cannot be pickled"):
+        unisono.spawn(_fail_on_one, 2, "unpicklable", engine="shm")
 
 
 @with_shm
-@pytest.mark.parametrize(("how", "words"), [("kill", "killed by SIGKILL"), ("exit", "exit code 5")])
-def test_spawn_process_dies(how: str, words: str) -> None:
-    with pytest.raises(RankFailed, match=f"rank 1 .*{words}") as caught:
+@pytest.mark.parametrize(("how", "text"), [("kill", "killed by SIGKILL"), ("exit", "exit code 5")])
+def test_spawn_process_dies(how: str, text: str) -> None:
+    with pytest.raises(RankFailed, match=f"rank 1 .*{text}") as caught:
         unisono.spawn(_fail_on_one, 3, how, engine="shm")
     assert caught.value.ranks == (1,)
 
@@ -182,7 +188,7 @@ def test_spawn_process_returns_what_cannot_be_pickled() -> None:
 
 
 @with_shm
-def test_spawn_keeps_errors_of_ours() -> None:
+def test_spawn_raises_our_own_errors_as_they_are() -> None:
     with pytest.raises(MismatchError, match="ranks disagree"):
         unisono.spawn(_fail_on_one, 2, "mismatch", engine="shm")
 
@@ -192,7 +198,7 @@ def test_spawn_needs_a_function_at_module_level() -> None:
     with pytest.raises(ArgumentTypeError, match="module level, or use engine='threads'"):
         unisono.spawn(lambda: None, 2, engine="shm")
     with pytest.raises(ArgumentTypeError, match="an argument cannot be sent"):
-        unisono.spawn(_place, 2, threading.Lock(), engine="shm")
+        unisono.spawn(_identity, 2, threading.Lock(), engine="shm")
 
 
 @with_shm
@@ -204,15 +210,18 @@ def test_no_rank_survives_the_program_that_spawned_it(
     program.write_text("""
 import os, time, unisono
 
-def live():
+def run_rank():
     print(f"ready {os.getpid()}\\n", end="", flush=True)
     time.sleep(600)
 
 if __name__ == "__main__":
-    unisono.spawn(live, 2, engine="shm")
+    unisono.spawn(run_rank, 2, engine="shm")
 """)
     job = subprocess.Popen(
-        [sys.executable, program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        with_default_signals([sys.executable, program]),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     pids = pids_of(job, 2)
     assert all(map(is_running, pids))
@@ -240,4 +249,4 @@ def test_spawn_without_a_main_guard_is_explained(tmp_path: Path) -> None:
 )
 def test_spawn_says_why_an_engine_cannot_run() -> None:
     with pytest.raises(LaunchError, match="engine 'shm' cannot be imported"):
-        unisono.spawn(_place, 2, 10, engine="shm")
+        unisono.spawn(_identity, 2, 10, engine="shm")

@@ -22,7 +22,7 @@ import pytest
 
 from tests.helpers.jobs import Ranks, state_of
 from tests.helpers.processes import DEADLINE, wait_until
-from unisono.launch.process import Job
+from unisono.launch.process import JobEnvironment
 
 pytestmark = pytest.mark.alone
 
@@ -197,8 +197,8 @@ def test_several_jobs() -> None:
     prefix = f"several-{secrets.token_hex(8)}"
     names = [f"{prefix}-{letter}" for letter in "ab"]
     with (
-        Ranks(1, TURNS, job=Job(1, name=names[0])) as one,
-        Ranks(2, TURNS, job=Job(2, name=names[1])) as two,
+        Ranks(1, TURNS, job=JobEnvironment(1, name=names[0])) as one,
+        Ranks(2, TURNS, job=JobEnvironment(2, name=names[1])) as two,
     ):
         joined(one, 1)
         joined(two, 2)

@@ -2,8 +2,8 @@
 
 Engines `shm` and `threads` keep the last calls of each rank. When ranks disagree, are lost or reach
 a deadline, one rank of the job writes all of them to one file, which `unisono trace` draws; the
-error names it. `UNISONO_TRACE` names the folder for such files (the temporary one if it is not set);
-0 means that none are written.
+error names it. `UNISONO_TRACE` is the folder for such files (by default the temporary one); 0 means
+that none are written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Carries the output of all ranks to this program's own, a whole line at a time."""
+"""Prints the output of all ranks, a whole line at a time, with the rank in front."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from unisono.errors import LaunchError
 
 __all__ = ["Output"]
 
-#: A line longer than this is printed in pieces, so that it need not fit into memory.
+#: A line of more bytes is printed in pieces, so that it need not fit into memory.
 _LONGEST = 1 << 20
-#: How much a pipe may hold when its writer has ended: Linux gives 64 KiB unless asked for more.
+#: The most bytes that we read from a pipe whose rank has ended: Linux holds 64 KiB by default.
 _PIPE = 1 << 20
-#: Colours of the labels: red is left out, for it looks like an error.
+#: Colours of the labels, without red, which looks like an error.
 _COLOURS = (32, 33, 34, 35, 36, 92, 93, 94, 95, 96)
-#: How many lines of each rank's stderr are kept for the report.
+#: How many lines of each stream are kept for the report of a failure.
 _KEPT = 20
 
 
 class _Stream:
-    """One pipe from one rank, and where its lines go."""
+    """One pipe from one rank, and where its lines are written."""
 
     def __init__(
         self, rank: int, pipe: IO[bytes], target: IO[bytes], log: IO[bytes] | None
@@ -38,30 +38,30 @@ class _Stream:
         self.pipe = pipe
         self.target: IO[bytes] | None = target
         self.log = log
-        self.rest = b""
+        self.unfinished = b""
         self.tail: deque[bytes] = deque(maxlen=_KEPT)
         os.set_blocking(pipe.fileno(), False)
 
-    def take(self, chunk: bytes) -> None:
+    def write(self, chunk: bytes) -> None:
         if self.log is not None:
             try:
                 self.log.write(chunk)
                 self.log.flush()
             except OSError as error:
-                # A full disk must not stop the ranks, who would wait for us to read on.
+                # A full disk must not stop the ranks, which would wait until we read on.
                 lost, self.log = self.log, None
                 print(f"unisono: {lost.name} is incomplete: {error}", file=sys.stderr, flush=True)
-        *lines, self.rest = (self.rest + chunk).split(b"\n")
-        if len(self.rest) > _LONGEST:
-            lines.append(self.rest)
-            self.rest = b""
+        *lines, self.unfinished = (self.unfinished + chunk).split(b"\n")
+        if len(self.unfinished) > _LONGEST:
+            lines.append(self.unfinished)
+            self.unfinished = b""
         self._print(lines)
 
     def finish(self) -> None:
-        """Print what has no line end yet."""
-        if self.rest:
-            self._print([self.rest])
-            self.rest = b""
+        """Print the last line if it has no newline."""
+        if self.unfinished:
+            self._print([self.unfinished])
+            self.unfinished = b""
 
     def _print(self, lines: list[bytes]) -> None:
         self.tail.extend(lines)
@@ -75,14 +75,14 @@ class _Stream:
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody still reads what the rank writes."""
+        """Whether the lines still go anywhere."""
         return self.target is not None or self.log is not None
 
 
 class Output:
     """A thread that reads the pipes of all ranks.
 
-    One thread writes for all of them, so two ranks can never meet in one line.
+    One thread prints for all of them, so the lines of two ranks never mix.
     """
 
     def __init__(self, directory: Path | None = None) -> None:
@@ -97,7 +97,9 @@ class Output:
             try:
                 directory.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise LaunchError(f"logs cannot go to {str(directory)!r}: {error}") from error
+                raise LaunchError(
+                    f"--log-dir {str(directory)!r} cannot be made: {error}; give another folder"
+                ) from error
 
     def add(self, rank: int, out: IO[bytes], err: IO[bytes]) -> None:
         """Take over the two pipes of a rank, before `start`."""
@@ -114,11 +116,11 @@ class Output:
             self._selector.register(pipe, selectors.EVENT_READ, stream)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start to read."""
         self._thread.start()
 
     def tail(self, rank: int) -> list[str]:
-        """The last lines that a rank wrote to stderr."""
+        """Return the last lines that a rank wrote to stderr."""
         return [line.decode(errors="replace") for line in list(self._streams[rank, "err"].tail)]
 
     def finish(self) -> None:
@@ -139,8 +141,8 @@ class Output:
                     ended = True
                 else:
                     self._read_once(key.data)
-        # Nobody waits for the end of a pipe: a process that a rank left behind may hold it open.
-        # All that the ranks wrote is in the pipes by now, and it is no more than a pipe can hold.
+        # Do not wait for the end of a pipe: a process that a rank left behind may hold it open. All
+        # that the ranks wrote is in the pipes by now, and it is no more than a pipe can hold.
         for stream in self._streams.values():
             taken = 0
             while taken < _PIPE and (count := self._read_once(stream)) > 0:
@@ -154,9 +156,9 @@ class Output:
         except BlockingIOError:
             return 0
         if chunk:
-            stream.take(chunk)
+            stream.write(chunk)
         if not chunk or not stream.wanted:
-            # Where our own reader is gone the rank learns it the usual way, by a broken pipe.
+            # If our own reader is gone, the rank gets a broken pipe, as it would without us.
             self._forget(stream)
         return len(chunk)
 

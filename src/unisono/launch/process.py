@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import secrets
 import signal
 import socket
 import weakref
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Job", "Port", "core_blocks", "die_with_parent", "ended", "ending"]
+__all__ = ["JobEnvironment", "ReservedPort", "core_blocks", "die_with_parent", "inherited"]
 
 _PR_SET_PDEATHSIG = 1
 # Loaded here, because a child between fork and exec must not load anything.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Port:
-    """A TCP port of this host that is nobody else's while this object lives.
+class ReservedPort:
+    """A TCP port of this host that no other program gets while this object lives.
 
-    It is bound but not listened at. A rank can still listen there, for stores ask to reuse
-    addresses; to a program that asks for any free port, or for a connection, it is never given.
+    It is bound, but nobody listens there. A rank can still do so, because stores set SO_REUSEADDR;
+    the kernel gives it to no program that asks for any free port, or that opens a connection.
     """
 
     def __init__(self) -> None:
@@ -36,16 +38,16 @@ class Port:
 
 
 @dataclass(frozen=True)
-class Job:
-    """A job of `size` ranks on this host: a name, a secret and a port that are its own."""
+class JobEnvironment:
+    """What tells `size` ranks of this host that they are one job: its name, secret and port."""
 
     size: int
     name: str = field(default_factory=lambda: secrets.token_hex(16))
     secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
-    port: Port = field(default_factory=Port, repr=False)
+    port: ReservedPort = field(default_factory=ReservedPort, repr=False)
 
     def variables(self, rank: int) -> dict[str, str]:
-        """What the rank finds in its environment, in our words and in torchrun's."""
+        """Give the environment variables of one rank, under our names and under torchrun's."""
         return {
             "UNISONO_RANK": str(rank),
             "UNISONO_SIZE": str(self.size),
@@ -63,10 +65,10 @@ class Job:
 
 
 def core_blocks(n: int) -> list[set[int]] | None:
-    """Share the cores that we may use among n ranks, or None if there are not enough.
+    """Share the cores that we may use among n ranks, or return None if there are not enough.
 
-    Ranks that spin on one core keep each other from running, so each gets its own neighbours; with
-    more ranks than cores the scheduler must be free to move them.
+    Ranks that spin on one core keep each other from running, so each gets neighbouring cores of its
+    own; with more ranks than cores the scheduler must be free to move them.
     """
     cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // n
@@ -76,34 +78,27 @@ def core_blocks(n: int) -> list[set[int]] | None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, even by SIGKILL."""
+    """Make the kernel kill this process when its parent ends, even by SIGKILL."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # The parent may have ended before the request was made: then nobody would ever kill us.
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def ended(pid: int) -> int | None:
-    """How a child has ended, in Python's codes, or None while it runs; it is not collected.
-
-    Until somebody collects it, other processes can read its end too, and ranks that have lost it
-    say how it came about. ChildProcessError means that somebody has.
-    """
-    info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if info is None:
-        return None
-    return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
-
-
-def ending(code: int) -> str:
-    """Say in words how a process ended, from the code that Python gives for it.
-
-    >>> ending(3), ending(-9)
-    ('exit code 3', 'killed by SIGKILL')
-    """
-    if code >= 0:
-        return f"exit code {code}"
+@contextlib.contextmanager
+def inherited(variables: Mapping[str, str], cores: set[int] | None) -> Iterator[None]:
+    """Let a child that is started inside the block inherit these variables and cores."""
+    before = {name: os.environ.get(name) for name in variables}
+    cores_before = os.sched_getaffinity(0)
+    os.environ.update(variables)
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
     try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"  # most real-time signals have no name
+        yield
+    finally:
+        os.sched_setaffinity(0, cores_before)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import os
 import pickle
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
-from unisono.errors import ArgumentError, ArgumentTypeError, PeerLost, RankFailed
-from unisono.launch.process import Job, core_blocks, die_with_parent, ended, ending
+from unisono.errors import ArgumentError, ArgumentTypeError, RankFailed
+from unisono.launch.outcome import ErrorSummary, RankOutcome, culprit, exit_text
+from unisono.launch.process import die_with_parent
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.context import SpawnProcess
 
+    from unisono.launch.supervisor import Supervisor
+
 __all__ = ["spawn"]
 
-#: Seconds that the other ranks get to tell their own story after the first has failed.
-_PATIENCE = 1.0
-#: Seconds between SIGTERM and SIGKILL.
+#: Seconds that the other ranks get to report their own errors after the first has failed.
+_SETTLE = 1.0
+#: Seconds that a rank gets to end after its answer, and between SIGTERM and SIGKILL.
 _GRACE = 5.0
 
 
@@ -37,8 +41,9 @@ def spawn(
 ) -> list[Any]:
     """Run `fn(*args)` on n ranks and return the n results in rank order.
 
-    With engine "threads" the ranks are threads of this process, with any other they are processes
-    of their own. If ranks raise, the first cause is raised here, with a note that names its rank.
+    With engine "threads" the ranks are threads of this process, with any other engine each is a
+    process. If ranks fail, the error that caused the others is raised here, with a note that names
+    its rank.
 
     >>> from unisono.core import groups
     >>> spawn(lambda base: base + groups.world().rank, 3, 10)
@@ -58,17 +63,22 @@ def spawn(
     return _on_processes(fn, n, args, engine, deadline)
 
 
-def _raise_cause(errors: list[tuple[int, BaseException]], n: int) -> None:
-    """Raise the first error that is not a consequence of another rank's; nothing if none failed."""
-    if not errors:
+def _raise_cause(
+    errors: dict[int, BaseException], failures: Collection[RankOutcome], n: int
+) -> None:
+    """Raise the error that caused the others; nothing if no rank failed."""
+    if not failures:
         return
-    causes = [entry for entry in errors if not isinstance(entry[1], PeerLost)]
-    rank, cause = (causes or errors)[0]
+    rank = culprit(failures).rank
+    cause = errors[rank]
     cause.add_note(f"on rank {rank} of {n}")
-    others = sorted((other, error) for other, error in errors if other != rank)
+    others = ", ".join(
+        f"rank {other} ({type(error).__name__})"
+        for other, error in sorted(errors.items())
+        if other != rank
+    )
     if others:
-        names = ", ".join(f"rank {other} ({type(error).__name__})" for other, error in others)
-        cause.add_note(f"raised as well: {names}")
+        cause.add_note(f"raised as well: {others}")
     raise cause
 
 
@@ -82,14 +92,14 @@ def _on_threads(fn: Callable[..., Any], n: int, args: tuple[Any, ...], timeout: 
 
     engines = threads_world(n, timeout)
     results: list[Any] = [None] * n
-    errors: list[tuple[int, BaseException]] = []
+    errors: dict[int, BaseException] = {}  # in the order in which they were raised
 
-    def live(rank: int) -> None:
+    def run_rank(rank: int) -> None:
         groups.install(engines[rank], in_thread=True, claimed=False)
         try:
             results[rank] = fn(*args)
         except BaseException as error:
-            errors.append((rank, error))
+            errors[rank] = error
             engines[rank].hub.leave(rank, f"raised {type(error).__name__}: {error}")
         finally:
             groups.close()
@@ -97,7 +107,7 @@ def _on_threads(fn: Callable[..., Any], n: int, args: tuple[Any, ...], timeout: 
     threads = [
         threading.Thread(
             target=contextvars.copy_context().run,
-            args=(live, rank),
+            args=(run_rank, rank),
             name=f"unisono rank {rank}",
             daemon=True,  # a rank that never ends must not keep an interrupted program alive
         )
@@ -113,7 +123,8 @@ def _on_threads(fn: Callable[..., Any], n: int, args: tuple[Any, ...], timeout: 
         for rank, rank_engine in enumerate(engines):
             rank_engine.hub.leave(rank, "was interrupted")
         raise
-    _raise_cause(errors, n)
+    failures = [RankOutcome(rank, None, ErrorSummary.of(error)) for rank, error in errors.items()]
+    _raise_cause(errors, failures, n)
     return results
 
 
@@ -123,49 +134,55 @@ def _on_threads(fn: Callable[..., Any], n: int, args: tuple[Any, ...], timeout: 
 def _on_processes(
     fn: Callable[..., Any], n: int, args: tuple[Any, ...], engine: str, timeout: float
 ) -> list[Any]:
-    # multiprocessing is needed by few who import unisono. "spawn", for fork copies held locks.
+    # Few who import unisono need these.
     import multiprocessing
     from multiprocessing import resource_tracker
 
     from unisono.core import environment, registry
+    from unisono.launch.supervisor import EndPolicy, Supervisor
 
     registry.choose(engine, environment.Launch(0, n, 0, n, "", "spawn"))
     work = _pickled(fn, args)
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("spawn")  # because fork copies locks that are held
     # Started first, or it would inherit the first rank's secret and core.
     resource_tracker.ensure_running()
-    job = Job(n)
-    blocks = core_blocks(n)
-    processes: list[SpawnProcess] = []
-    pipes: list[Connection] = []
-    try:
+    with contextlib.ExitStack() as stack:
+        processes = stack.enter_context(contextlib.ExitStack())  # closed after they have ended
+        supervisor = stack.enter_context(Supervisor(n, EndPolicy(_SETTLE, grace=_GRACE)))
+        answers = _Answers(supervisor)
         for rank in range(n):
             receiver, sender = context.Pipe(duplex=False)
+            stack.callback(receiver.close)
             process = context.Process(
-                target=_live,
+                target=_run_rank,
                 args=(sender, os.getpid(), work, engine, timeout),
                 name=f"unisono rank {rank}",
             )
-            with _at_place(job.variables(rank), blocks[rank] if blocks else None):
+            with supervisor.next_rank_inherits():
                 process.start()
+            processes.callback(process.close)
             sender.close()
-            processes.append(process)
-            pipes.append(receiver)
-        results, errors = _collect(processes, pipes)
-    except BaseException:
-        _end(processes, 0.0)
-        raise
-    finally:
-        for pipe in pipes:
-            pipe.close()
-    # Ranks that have answered still have to leave the world and to run their exit handlers.
-    _end(processes, 0.0 if errors else _GRACE)
-    _raise_cause(errors, n)
-    return [results[rank] for rank in range(n)]
+            assert process.pid is not None
+            supervisor.adopt(process.pid, functools.partial(_collected, process))
+            answers.waiting[rank] = receiver
+        supervisor.watch(answers.receive, until=lambda: not answers.waiting)
+        answers.receive(0.0)  # what the last to end have left
+        if not answers.errors:
+            # Ranks that have answered still have to leave the world and to run their exit handlers.
+            supervisor.stop(after=_GRACE)
+            supervisor.watch()
+    _raise_cause(answers.errors, supervisor.failures.values(), n)
+    return [answers.results[rank] for rank in range(n)]
+
+
+def _collected(process: SpawnProcess) -> int:
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
 
 
 def _pickled(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """Function and arguments as bytes; multiprocessing's pickler would share torch's tensors."""
+    """Pickle function and arguments; multiprocessing's own pickler would share torch's tensors."""
     for what, thing in ((f"the function {fn!r}", fn), ("an argument", args)):
         try:
             pickle.dumps(thing)
@@ -177,101 +194,72 @@ def _pickled(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     return pickle.dumps((fn, args))
 
 
-@contextlib.contextmanager
-def _at_place(variables: dict[str, str], cores: set[int] | None) -> Iterator[None]:
-    """Let a child that is started now inherit these variables and cores."""
-    before = {name: os.environ.get(name) for name in variables}
-    cores_before = os.sched_getaffinity(0)
-    os.environ.update(variables)
-    if cores is not None:
-        os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores_before)
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+class _Answers:
+    """What the ranks send back through their pipes: a result or an error."""
 
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.waiting: dict[int, Connection] = {}
+        self.results: dict[int, Any] = {}
+        self.errors: dict[int, BaseException] = {}
+        self._supervisor = supervisor
+        self._closed: dict[int, float] = {}  # ranks that closed their pipe without an answer: when
 
-def _collect(
-    processes: list[SpawnProcess], pipes: list[Connection]
-) -> tuple[dict[int, Any], list[tuple[int, BaseException]]]:
-    """Take answers as they come, until all are there or the first failure is old enough."""
-    from multiprocessing.connection import wait
+    def receive(self, seconds: float) -> None:
+        """Take the answers that are there, or come within a short time."""
+        from multiprocessing.connection import wait
 
-    results: dict[int, Any] = {}
-    errors: list[tuple[int, BaseException]] = []
-    waiting = dict(enumerate(pipes))
-    give_up = float("inf")
-    while waiting and time.monotonic() < give_up:
-        ready = wait(list(waiting.values()), 0.1)
-        for rank, pipe in list(waiting.items()):
+        pipes = [pipe for rank, pipe in self.waiting.items() if rank not in self._closed]
+        ready = wait(pipes, min(seconds, 0.1))
+        if not pipes:  # then it has not waited
+            time.sleep(min(seconds, 0.01))
+        for rank, pipe in list(self.waiting.items()):
             # A forked grandchild may hold the pipe open, so the end of the process counts too.
-            gone = _code(processes[rank]) is not None
-            if pipe not in ready and not gone:
-                continue
-            del waiting[rank]
-            error, results[rank] = _answer(pipe, processes[rank], rank)
-            if error is not None:
-                errors.append((rank, error))
-                give_up = min(give_up, time.monotonic() + _PATIENCE)
-    return results, errors
+            has_ended = rank in self._supervisor.codes
+            if pipe in ready or has_ended:
+                self._take(rank, pipe, has_ended)
+            elif rank in self._closed and time.monotonic() - self._closed[rank] > _GRACE:
+                self._fail(rank, "closed its pipe without an answer and is still running")
+
+    def _take(self, rank: int, pipe: Connection, has_ended: bool) -> None:
+        try:
+            answer = pipe.recv_bytes() if rank not in self._closed and pipe.poll() else b""
+        except (EOFError, OSError):
+            answer = b""
+        if answer:
+            self._read(rank, answer)
+        elif has_ended:
+            code = self._supervisor.codes[rank]
+            hint = "; is spawn called under `if __name__ == '__main__':`?" if code == 1 else ""
+            self._fail(rank, f"ended without a result: {exit_text(code)}{hint}")
+        else:
+            self._closed[rank] = time.monotonic()
+
+    def _read(self, rank: int, answer: bytes) -> None:
+        try:
+            error, result = pickle.loads(answer)
+        except Exception as reason:
+            self._fail(rank, f"sent a result that cannot be read here: {reason}")
+            return
+        if error is None:
+            self.results[rank] = result
+            del self.waiting[rank]
+            self._supervisor.answered(rank, None)
+        else:
+            self._note(rank, error)
+
+    def _fail(self, rank: int, what: str) -> None:
+        self._note(rank, RankFailed(f"rank {rank} {what}", [rank]))
+
+    def _note(self, rank: int, error: BaseException) -> None:
+        del self.waiting[rank]
+        # A rank that we have told to end says no more about the cause.
+        if rank not in self._supervisor.stopped:
+            self.errors[rank] = error
+            self._supervisor.answered(rank, ErrorSummary.of(error))
 
 
-def _answer(pipe: Connection, process: SpawnProcess, rank: int) -> tuple[BaseException | None, Any]:
-    """What the rank sent, as its error and its result."""
-    try:
-        answer = pipe.recv_bytes() if pipe.poll() else b""
-    except (EOFError, OSError):
-        answer = b""
-    if not answer:
-        deadline = time.monotonic() + _GRACE
-        while _code(process) is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return RankFailed(f"rank {rank} {_ending(_code(process))}", [rank]), None
-    try:
-        error, result = pickle.loads(answer)
-    except Exception as reason:
-        text = f"rank {rank} sent a result that cannot be read here: {reason}"
-        return RankFailed(text, [rank]), None
-    return error, result
-
-
-def _code(process: SpawnProcess) -> int | None:
-    """How a rank has ended, or None; it stays uncollected, so that the others can see it too."""
-    assert process.pid is not None
-    try:
-        return ended(process.pid)
-    except ChildProcessError:  # multiprocessing collects now and then
-        return process.exitcode
-
-
-def _ending(code: int | None) -> str:
-    if code is None:
-        return "closed its pipe without an answer and lives on"
-    hint = "; is spawn called under `if __name__ == '__main__':`?" if code == 1 else ""
-    return f"ended without a result: {ending(code)}{hint}"
-
-
-def _end(processes: list[SpawnProcess], patience: float) -> None:
-    """Wait, then SIGTERM, then SIGKILL: when this returns no rank is left."""
-    for act, seconds in ((None, patience), ("terminate", _GRACE), ("kill", _GRACE)):
-        alive = [process for process in processes if process.is_alive()]
-        if act is not None:
-            for process in alive:
-                getattr(process, act)()
-        deadline = time.monotonic() + seconds
-        for process in alive:
-            process.join(max(0.0, deadline - time.monotonic()))
-    for process in processes:
-        process.close()
-
-
-def _live(sender: Connection, parent: int, work: bytes, engine: str, timeout: float) -> None:
-    """The life of a rank that is a process: join the world, run the function, answer, leave."""
+def _run_rank(sender: Connection, parent: int, work: bytes, engine: str, timeout: float) -> None:
+    """Be a rank that is a process: join the world, run the function, answer, leave."""
     die_with_parent(parent)
     from unisono.core import groups
 
@@ -290,7 +278,7 @@ def _live(sender: Connection, parent: int, work: bytes, engine: str, timeout: fl
     except BaseException as error:
         answer = _packed_error(error, rank)
         failed = True
-    # The cause goes out before the world is left, for leaving makes the others fail as well.
+    # Answer before leaving the world, because leaving makes the others fail as well.
     with contextlib.suppress(OSError):
         sender.send_bytes(answer)
     groups.close(exiting=failed)
@@ -310,7 +298,7 @@ def _packed_result(result: Any, rank: int) -> bytes:
 
 def _packed_error(error: BaseException, rank: int) -> bytes:
     trace = "".join(traceback.format_exception(error)).rstrip()
-    error.add_note(f"its traceback in the rank's process:\n{trace}")
+    error.add_note(f"traceback in the process of rank {rank}:\n{trace}")
     try:
         answer = pickle.dumps((error, None))
         pickle.loads(answer)
@@ -318,6 +306,6 @@ def _packed_error(error: BaseException, rank: int) -> bytes:
         stand_in = RankFailed(
             f"rank {rank} raised {type(error).__name__}, which cannot be pickled ({reason})", [rank]
         )
-        stand_in.add_note(f"its traceback in the rank's process:\n{trace}")
+        stand_in.add_note(f"traceback in the process of rank {rank}:\n{trace}")
         answer = pickle.dumps((stand_in, None))
     return answer

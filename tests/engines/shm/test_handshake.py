@@ -23,7 +23,7 @@ from tests.helpers.start_cases import START, address_of, check_started, connect
 from unisono.core.environment import Launch
 from unisono.engines.shm import handshake
 from unisono.errors import CommTimeout, LaunchError, OutOfSharedMemory, UnisonoError
-from unisono.launch.process import Job
+from unisono.launch.process import JobEnvironment
 
 NOBODY = 65534
 
@@ -106,7 +106,7 @@ def test_strangers_who_never_stop_connecting() -> None:
 class Impostor:
     """Listens at the first address of a job before its rank 0; `answer` handles each peer."""
 
-    def __init__(self, job: Job, answer: Callable[[socket.socket], None]) -> None:
+    def __init__(self, job: JobEnvironment, answer: Callable[[socket.socket], None]) -> None:
         self._answer = answer
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(address_of(job))
@@ -174,7 +174,7 @@ def false_memory(connection: socket.socket) -> None:
 def test_impostors_change_nothing(
     answer: Callable[[socket.socket], None],
 ) -> None:
-    job = Job(3)
+    job = JobEnvironment(3)
     with Impostor(job, answer) as impostor, Ranks(3, START, job=job) as ranks:
         check_started(ranks, 3)
         assert impostor.connections
@@ -182,7 +182,7 @@ def test_impostors_change_nothing(
 
 def test_replayed_hello() -> None:
     """The hello of a real rank answers one nonce, and proves nothing for another."""
-    job = Job(2)
+    job = JobEnvironment(2)
     received: list[bytes] = []
 
     def record(connection: socket.socket) -> None:
@@ -204,7 +204,7 @@ def test_replayed_hello() -> None:
 
 def relay_handshake() -> list[tuple[bytes, list[int]]]:
     """Return what an impostor could relay before the client and rank 0 were connected."""
-    job = Job(2)
+    job = JobEnvironment(2)
     relayed: list[tuple[bytes, list[int]]] = []
 
     def relay(client: socket.socket) -> None:
@@ -240,7 +240,7 @@ def test_nobody_can_relay_the_handshake() -> None:
 
 
 def test_all_addresses_are_in_use() -> None:
-    job = Job(2)
+    job = JobEnvironment(2)
     with contextlib.ExitStack() as held:
         for index in range(handshake.ADDRESSES):
             squatter = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
@@ -386,7 +386,7 @@ connection.listen()
 print("ready", flush=True)
 sys.stdin.readline()
 """
-    job = Job(2)
+    job = JobEnvironment(2)
     command = [sys.executable, "-c", body, address_of(job).hex()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as squatter:
         assert squatter.stdout is not None and squatter.stdout.readline() == b"ready\n"
@@ -501,7 +501,7 @@ hear()
 def rendezvous_results(path: Path, variables: list[dict[str, str]]) -> list[dict]:
     """Return what two ranks learn from a rendezvous via a store that anybody can read."""
     body = RENDEZVOUS.format(path=str(path))
-    jobs = [Job(2), Job(2)]
+    jobs = [JobEnvironment(2), JobEnvironment(2)]
     own = {"UNISONO_JOB": "one job", "UNISONO_SECRET": ""}
     with contextlib.ExitStack() as held:
         ranks: list[Rank] = []

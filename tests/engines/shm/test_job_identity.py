@@ -22,7 +22,7 @@ import pytest
 
 from tests.helpers.processes import DEADLINE
 from tests.helpers.start_cases import find_mpiexec
-from unisono.launch.process import Port
+from unisono.launch.process import ReservedPort
 
 #: A rank waits for a line with its value, joins, and sums the values of its job many times. All
 #: imports come first, so that a rank joins without delay on a busy machine too.
@@ -106,7 +106,7 @@ class Jobs:
 
     def __init__(self) -> None:
         self.ranks: dict[str, Started] = {}
-        self._held = Port()
+        self._held = ReservedPort()
         self._port = str(self._held)
 
     def add(

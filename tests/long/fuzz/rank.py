@@ -32,7 +32,7 @@ from unisono import errors
 from unisono.core import groups
 from unisono.engines.threads.engine import threads_world
 from unisono.errors import UnisonoError
-from unisono.launch.process import Port
+from unisono.launch.process import ReservedPort
 
 #: Seconds that a rank waits in vain for another; a world that starts has much more time.
 PATIENCE = float(os.environ.get("FUZZ_PATIENCE", "0.25"))
@@ -125,7 +125,7 @@ def cyclic() -> list:
 
 
 def free_port() -> str:
-    return str(Port())
+    return str(ReservedPort())
 
 
 def new_file() -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.helpers.paths import with_tests
 from tests.long.fuzz.calls import Call
-from unisono.launch.process import Job
+from unisono.launch.process import JobEnvironment
 
 __all__ = ["SILENCE", "World"]
 
@@ -128,7 +128,7 @@ class World:
         if self.kind == "threads":
             self._processes = [_Process("threads", 0, self.size, self._variables)]
         else:
-            self._job = Job(self.size)  # holds the ranks' port
+            self._job = JobEnvironment(self.size)  # holds the ranks' port
             self._processes = [
                 _Process(
                     self.kind,

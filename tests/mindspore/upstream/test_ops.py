@@ -20,7 +20,7 @@ import unisono  # noqa: E402
 from mindspore import ops as real_ops  # noqa: E402  (comes after the check that MindSpore is there)
 from mindspore.mint import distributed as real_mint  # noqa: E402
 from mindspore.ops import communication as real_communication  # noqa: E402
-from unisono.launch.process import Port  # noqa: E402
+from unisono.launch.process import ReservedPort  # noqa: E402
 from unisono.mindspore import ops  # noqa: E402
 from unisono.mindspore.communication import get_rank  # noqa: E402
 from unisono.mindspore.mint import distributed as mint  # noqa: E402
@@ -177,7 +177,7 @@ def run_job(program: str, answers: Path) -> list[dict[str, Any]]:
     """Two workers and the scheduler, as msrun would start them."""
     script = answers.with_suffix(".py")
     script.write_text(program)
-    held = Port()
+    held = ReservedPort()
     common = {
         **os.environ,
         "MS_WORKER_NUM": "2",

@@ -8,20 +8,20 @@ the host does affects all libraries alike.
 from __future__ import annotations
 
 import json
-import os
 import select
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from unisono.errors import LaunchError
-from unisono.launch.process import Job, core_blocks, die_with_parent
+from unisono.launch.supervisor import EndPolicy, Supervisor
 
 __all__ = ["LibraryRanks", "calls_per_round", "in_turn", "start_libraries"]
 
 _DEADLINE = 120.0
+_TIME_TO_LEAVE = 10.0  # seconds between the end of a rank's stdin and SIGKILL
 _MOST_CALLS = 20000
 # glibc gives large blocks back after each call unless told otherwise; peers that allocate scratch
 # memory in every call would pay for fresh pages, which is not what is compared.
@@ -35,30 +35,17 @@ class LibraryRanks:
 
     def __init__(self, name: str, ranks: int, module: str) -> None:
         self.name = name
-        self._job = Job(ranks)  # holds the ranks' port
-        blocks = core_blocks(ranks)
-        parent = os.getpid()
-        self._ranks: list[subprocess.Popen[str]] = []
-
-        def prepare(rank: int) -> Callable[[], None]:
-            def settle() -> None:
-                die_with_parent(parent)
-                if blocks is not None:
-                    os.sched_setaffinity(0, blocks[rank])
-
-            return settle
-
-        for rank in range(ranks):
-            self._ranks.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", module, name],
-                    env={**os.environ, **_KEEP_MEMORY, **self._job.variables(rank)},
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    preexec_fn=prepare(rank),
-                )
+        self._supervisor = Supervisor(ranks, EndPolicy(settle=_TIME_TO_LEAVE, grace=0.0))
+        self._ranks: list[subprocess.Popen[str]] = [
+            self._supervisor.start(
+                [sys.executable, "-m", module, name],
+                _KEEP_MEMORY,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
             )
+            for _ in range(ranks)
+        ]
 
     def wait_ready(self) -> None:
         """Return when all ranks have joined their world."""
@@ -82,12 +69,10 @@ class LibraryRanks:
         for process in self._ranks:
             assert process.stdin is not None
             process.stdin.close()
+        with self._supervisor:
+            self._supervisor.stop(after=_TIME_TO_LEAVE)
+            self._supervisor.watch()
         for process in self._ranks:
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
             assert process.stdout is not None
             process.stdout.close()
 
