@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from unisono.core.groups import Group
-from unisono.torch.backend.dynamo import leave_alone
+from unisono.torch.backend.dynamo import skip
 from unisono.torch.backend.process_group import UnisonoGroup
 
 __all__ = ["GroupWithNccl", "is_there"]
@@ -141,4 +141,4 @@ for _name, _theirs in _ROUTES.items():
     setattr(GroupWithNccl, _name, _route(_name, _theirs))
 for _name, _theirs in _BATCHES.items():
     setattr(GroupWithNccl, _name, _batch(_name, _theirs))
-leave_alone(GroupWithNccl)
+skip(GroupWithNccl)

@@ -6,8 +6,7 @@ Results are written into tensors that you hand over. A call returns None, or a h
 
 from __future__ import annotations
 
-from typing import Any as _Any
-
+from unisono.core.arguments import missing_name as _missing_name
 from unisono.core.engine import ReduceOp, Work
 from unisono.core.groups import Group as ProcessGroup
 from unisono.torch.distributed.collectives import (
@@ -166,8 +165,4 @@ def _make_nccl_premul_sum(factor: float) -> ReduceOp:
     return ReduceOp.premul_sum(factor)
 
 
-def __getattr__(name: str) -> _Any:
-    nearest = _NEAREST.get(name)
-    if nearest is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    raise AttributeError(f"torch.distributed.{name} is not in unisono; nearest: {nearest}")
+__getattr__ = _missing_name("torch.distributed", (), _NEAREST)
