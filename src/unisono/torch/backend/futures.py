@@ -8,6 +8,7 @@ Calls that callbacks start have their own order (see `ProcessGroupBase.group_for
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import traceback
 from collections.abc import Callable
@@ -17,7 +18,14 @@ from typing import Any
 import torch
 from unisono.core.engine import Work
 
-__all__ = ["CallbackThread", "Run", "WorkFuture", "current_callback_thread", "run_in_new_thread"]
+__all__ = [
+    "CallbackThread",
+    "Run",
+    "WorkFuture",
+    "current_callback_thread",
+    "future_for_cpp",
+    "run_in_new_thread",
+]
 
 #: Runs a job, now or later; the flag says whether the job can run without any job before it.
 Run = Callable[[Callable[[], None], bool], None]
@@ -79,10 +87,10 @@ def run_in_new_thread(job: Callable[[], None], ready: bool) -> None:
 
 
 class _Failure:
-    """What a future holds instead of a value. torch has no way to set an error from Python.
+    """What a future holds instead of a value, because torch cannot set an error from Python.
 
-    Python code gets the error itself, by `unwrap`. C++ does not unwrap: DDP pickles the value to
-    find the tensors in it, which raises the error there too, or shows the value's text.
+    Python code gets the error itself, by `unwrap`. C++ does not unwrap: it shows the value's text,
+    or pickles the value to find the tensors in it, which raises the error there too.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -101,7 +109,7 @@ class _Failure:
 
 
 class WorkFuture(torch.futures.Future):  # type: ignore[misc]
-    """The future of a call, for Python and for C++; `run` says where callbacks run.
+    """The future of a call, for Python code; `run` says where callbacks run.
 
     torch's own future runs a callback in the thread that attaches it or in the one that completes
     the future, whichever comes last: that may differ between ranks.
@@ -148,3 +156,24 @@ class WorkFuture(torch.futures.Future):  # type: ignore[misc]
             value = _Failure(error)
         self.set_result(value)
         self._complete.set()
+
+
+def future_for_cpp(work: Work, run: Run) -> Any:
+    """The future of a call for C++, as DDP asks for it: an error is one in C++ too.
+
+    DDP would see the error of a `WorkFuture` as well, but only while it runs Python code to look at
+    the value, and a Ctrl-C that came meanwhile would be lost in there. One class cannot serve both:
+    torch makes an error in C++ only of an exception in a callback, in the future that `then`
+    returns, and that is always of torch's own class. Changing its `__class__` is refused. A future
+    for another device, where torch looks at values early, has no callbacks.
+    """
+    ended: Any = torch.futures.Future()
+    future = ended.then(lambda _: work.result())
+
+    def end() -> None:
+        with contextlib.suppress(Exception):  # result() raises it again
+            work.wait()
+        ended.set_result(None)
+
+    run(end, True)
+    return future

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from unisono.core.engine import Work
 from unisono.torch.backend.dynamo import skip
-from unisono.torch.backend.futures import Run, WorkFuture, run_in_new_thread
+from unisono.torch.backend.futures import Run, WorkFuture, future_for_cpp, run_in_new_thread
 
 __all__ = ["FINISHED", "CollectiveWork", "MessageWork"]
 
@@ -46,7 +47,7 @@ class CollectiveWork(dist.Work):  # type: ignore[misc]
         super().__init__()
         self._work = work
         self._run = run
-        self._future: WorkFuture | None = None
+        self._future: Any = None
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
         """Return True when the result is in its place; raise what went wrong."""
@@ -73,10 +74,14 @@ class CollectiveWork(dist.Work):  # type: ignore[misc]
         tensors: list[Any] = self._work.result()
         return tensors
 
-    def get_future(self) -> WorkFuture:
+    def get_future(self) -> Any:
         """A future of the tensors that hold the result; made when it is first asked for."""
         if self._future is None:
-            self._future = WorkFuture.of(self._work, self._run)
+            # C++ has no frame: this one is that of whoever called C++, and does not name us. If the
+            # guess is wrong nothing breaks, but see `future_for_cpp` for what is lost.
+            by_python = "get_future" in sys._getframe(1).f_code.co_names
+            make = WorkFuture.of if by_python else future_for_cpp
+            self._future = make(self._work, self._run)
         return self._future
 
 

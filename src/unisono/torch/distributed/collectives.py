@@ -1,4 +1,4 @@
-"""The collectives of tensors: results are written into tensors that the caller hands over."""
+"""The collectives of tensors: results are written into tensors that the caller passes."""
 
 from __future__ import annotations
 

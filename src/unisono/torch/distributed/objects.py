@@ -23,7 +23,7 @@ __all__ = [
 
 
 class _ListTooShort(ArgumentError, IndexError):
-    """The list has no place for each rank's object; torch runs into an IndexError there."""
+    """The list has no room for each rank's object; torch raises an IndexError there."""
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = None) -> None:
@@ -89,7 +89,7 @@ def scatter_object_list(
     group: Group | None = None,
     group_src: int | None = None,
 ) -> None:
-    """Put object `rank` of the list of rank `src` into the first place of the output list."""
+    """Put object `rank` of the list of rank `src` into the first entry of the output list."""
     members = arguments.members(group, "scatter_object_list")
     if members is None:
         return
@@ -157,5 +157,5 @@ def _check_room(group: Group, things: list[Any], name: str) -> None:
     check_list(things, name)
     if len(things) < group.size:
         raise _ListTooShort(
-            f"{name} has {len(things)} places for the objects of {group.size} ranks"
+            f"{name} has room for {len(things)} objects, but there are {group.size} ranks"
         )
