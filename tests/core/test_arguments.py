@@ -74,5 +74,5 @@ def test_missing_names():
     for name, nearest in (("Store", "files"), ("all_reducer", "all_reduce"), ("sned", "send")):
         with pytest.raises(AttributeError, match=f"up.stream.{name} is not .* nearest: {nearest}$"):
             lookup(name)
-    with pytest.raises(AttributeError, match="up.stream has no attribute 'other'"):
+    with pytest.raises(AttributeError, match=r"up.stream has no attribute 'other'"):
         arguments.missing_name("up.stream", (), {"Store": "files"})("other")

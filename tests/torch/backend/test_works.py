@@ -46,8 +46,8 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture
-def play(pools, store, tmp_path):
-    """`play(function, *args)` calls `function(rank, folder, *args)` on all ranks of the group."""
+def run(pools, store, tmp_path):
+    """`run(function, *args)` calls `function(rank, folder, *args)` on all ranks of the group."""
     where = store, tmp_path
     return lambda function, *args: pools.run("shm", RANKS, in_group, where, function, args)
 
@@ -112,8 +112,8 @@ WAYS = (by_wait, by_wait_with_time, by_asking, by_result, by_future, by_callback
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_each_operation_by(play, way):
-    play(finish_each, way)
+def test_each_operation_by(run, way):
+    run(finish_each, way)
 
 
 def start_all_at_once(rank, folder):
@@ -126,8 +126,8 @@ def start_all_at_once(rank, folder):
         same_each(tensors, expected)
 
 
-def test_all_operations_under_way(play):
-    play(start_all_at_once)
+def test_all_operations_under_way(run):
+    run(start_all_at_once)
 
 
 def many(rank, folder):
@@ -145,8 +145,8 @@ def many(rank, folder):
         same(tensor, total((1 + i % 50,), i))
 
 
-def test_many_calls_under_way(play):
-    play(many)
+def test_many_calls_under_way(run):
+    run(many)
 
 
 def wait_in_vain(rank, folder):
@@ -170,8 +170,8 @@ def wait_in_vain(rank, folder):
     same_each(future.wait(), [total()])
 
 
-def test_wait_with_a_timeout_that_passes(play):
-    play(wait_in_vain)
+def test_wait_with_a_timeout_that_passes(run):
+    run(wait_in_vain)
 
 
 def overlap(rank, folder, count):
@@ -188,8 +188,8 @@ def overlap(rank, folder, count):
 
 
 @pytest.mark.parametrize("count", [1, 1 << 20], ids=["4 B", "4 MiB"])
-def test_progress_while_a_rank_computes(play, count):
-    play(overlap, count)
+def test_progress_while_a_rank_computes(run, count):
+    run(overlap, count)
 
 
 # ---- futures and callbacks -----------------------------------------------------------------------
@@ -220,8 +220,8 @@ def fail_in_callbacks(rank, folder):
         first.wait()
 
 
-def test_errors_in_callbacks(play):
-    play(fail_in_callbacks)
+def test_errors_in_callbacks(run):
+    run(fail_in_callbacks)
 
 
 def exit_in_a_callback(rank, folder):
@@ -236,8 +236,8 @@ def exit_in_a_callback(rank, folder):
     assert after.wait() == 7
 
 
-def test_exit_in_a_callback(play):
-    play(exit_in_a_callback)
+def test_exit_in_a_callback(run):
+    run(exit_in_a_callback)
 
 
 def nap(dice):
@@ -287,8 +287,8 @@ def check_pending(pending):
         same(second, expected * RANKS**2)
 
 
-def test_callbacks_that_call_in_their_turn(play):
-    play(call_in_callbacks, 150)
+def test_callbacks_that_call_in_their_turn(run):
+    run(call_in_callbacks, 150)
 
 
 def call_in_callbacks_of_methods(rank, folder):
@@ -308,8 +308,8 @@ def call_in_callbacks_of_methods(rank, folder):
     same(future.then(again).wait(), total() * RANKS)
 
 
-def test_callbacks_of_methods_that_call_in_their_turn(play):
-    play(call_in_callbacks_of_methods)
+def test_callbacks_of_methods_that_call_in_their_turn(run):
+    run(call_in_callbacks_of_methods)
 
 
 def use_threads(rank, folder):
@@ -334,16 +334,16 @@ def use_threads(rank, folder):
     assert failures == []
 
 
-def test_threads_with_groups(play):
-    play(use_threads)
+def test_threads_with_groups(run):
+    run(use_threads)
 
 
 # ---- other ways to call --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("function", [call_methods, meet_at_barriers])
-def test_methods_and_barriers(play, function):
-    play(function)
+def test_methods_and_barriers(run, function):
+    run(function)
 
 
 def coalesce(rank, folder):
@@ -365,8 +365,8 @@ def coalesce(rank, folder):
     assert [each.item() for each in out] == [1, 2, 3]
 
 
-def test_coalescing(play):
-    play(coalesce)
+def test_coalescing(run):
+    run(coalesce)
 
 
 def call_functional(rank, folder):
@@ -403,5 +403,5 @@ def call_functional(rank, folder):
     dist.barrier()
 
 
-def test_functional_collectives(play):
-    play(call_functional)
+def test_functional_collectives(run):
+    run(call_functional)
