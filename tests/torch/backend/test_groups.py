@@ -259,7 +259,7 @@ for text in {list(TIMEOUTS.values())}:
     if rank < 2:
         say(**fault(lambda: eval(text)))
 if rank < 2:
-    dist.barrier()  # the world has noticed nothing
+    dist.barrier()  # the world is not affected
     say(end=True)
 else:
     hear()
@@ -317,7 +317,7 @@ def four(*shape):
     return [Z(*shape) for _ in range(RANKS)]
 
 
-#: What is refused, by which type of torch's, before anything has moved.
+#: What is refused before anything has moved, and the error type, which is torch's.
 WRONG = {
     "dtypes of all_gather": (ValueError, lambda: dist.all_gather(four(2), OTHER)),
     "length of all_gather": (ValueError, lambda: dist.all_gather(four(2)[1:], Z(2))),

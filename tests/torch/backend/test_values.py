@@ -45,7 +45,7 @@ NUMPY = {
 
 @pytest.fixture(scope="module")
 def pools():
-    """Processes of their own, for they are in groups of torch."""
+    """Processes of their own, because they are in groups of torch."""
     every = worlds.Worlds()
     yield every
     every.close()
@@ -278,9 +278,9 @@ def reduce_sparse(world):
             dtype = getattr(torch, name)
             every = []
             for each, count in enumerate(counts):
-                places = torch.tensor([[each, *range(count - 1)], [0] * count]) if count else none
+                indices = torch.tensor([[each, *range(count - 1)], [0] * count]) if count else none
                 values = data(each, (count, *dense), dtype) + 1
-                every.append(sparse(places, values, (size + 4, 2, *dense)))
+                every.append(sparse(indices, values, (size + 4, 2, *dense)))
             x, y = every[rank].clone(), every[rank].clone()
             expected = sum(tensor.to_dense() for tensor in every)
             if dtype.is_complex:  # torch's function works on a copy of them, with Gloo as well
@@ -377,7 +377,7 @@ def test_objects(run):
 
 
 def compare(world, seed, calls):
-    """Run the calls of one seed through both groups; tell what was called and what differed."""
+    """Run the calls of one seed through both groups; return what was called and what differed."""
     called, wrong, ranks = collections.Counter(), [], range(world.size)
     for call in range(calls):
         dice = random.Random(f"{seed}/{call}/which")

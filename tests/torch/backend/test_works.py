@@ -1,6 +1,6 @@
 """The backend of torch.distributed: works, futures, callbacks, and the other ways to call it.
 
-A rank that must be late waits for a file that another one writes, so that nothing depends on time.
+A rank that must be late waits for a file that another one writes, so that little depends on time.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def test_many_calls_under_way(run):
     run(many)
 
 
-def wait_in_vain(rank, folder):
-    """Rank 1 comes when rank 0 has waited in vain, in three ways."""
+def wait_too_short(rank, folder):
+    """Rank 1 comes after rank 0 has reached its timeout, which three methods must show."""
     come = folder / "come"
     if rank == 1:
         wait_until(come.exists)
@@ -171,11 +171,38 @@ def wait_in_vain(rank, folder):
 
 
 def test_wait_with_a_timeout_that_passes(run):
-    run(wait_in_vain)
+    run(wait_too_short)
+
+
+def wait_for_several(rank, folder):
+    """Messages come one by one, each soon after the one before it: a wait counts them all."""
+    count, came = 8, folder / "waiting"
+    if rank == 1:
+        wait_until(came.exists)
+        for _ in range(count):
+            time.sleep(0.6)
+            dist.send(torch.ones(2), 0)
+    if rank == 0:
+        group = dist.group.WORLD
+        group._start_coalescing(torch.device("cpu"))
+        tensors = [torch.zeros(2) for _ in range(count)]
+        for tensor in tensors:
+            group.recv([tensor], 1)
+        work = group._end_coalescing(torch.device("cpu"))
+        came.touch()
+        with pytest.raises(CommTimeout):
+            work.wait(timedelta(seconds=1))
+        assert not work.is_completed()
+        assert work.wait()
+        same_each(work.result(), [torch.ones(2)] * count)
+
+
+def test_wait_for_several_calls_with_one_timeout(run):
+    run(wait_for_several)
 
 
 def overlap(rank, folder, count):
-    """Rank 0 leaves its call alone until the others have their results."""
+    """Rank 0 does not wait for its call until the others have their results."""
     x = data(rank, (count,))
     if rank == 0:
         work = dist.all_reduce(x, async_op=True)
@@ -210,9 +237,9 @@ def fail_in_callbacks(rank, folder):
                 future.wait()
             with pytest.raises(Exception, match="mine"):
                 future.value()
-        started.get_future().add_done_callback(fail)  # lost, and nobody dies of it
+        started.get_future().add_done_callback(fail)  # lost, and no thread ends because of it
         same_each(started.get_future().wait(), [torch.full((2,), float(RANKS))])
-    # It concerns no other callback.
+    # Other callbacks are not affected.
     work = dist.all_reduce(torch.ones(2), async_op=True)
     first, second = work.get_future().then(fail), work.get_future().then(lambda ended: 7)
     assert second.wait() == 7
@@ -246,8 +273,8 @@ def nap(dice):
 
 
 def call_in_callbacks(rank, folder, rounds):
-    """Callbacks start calls in three ways, while this thread starts other ones in between."""
-    dice = random.Random(rank)  # other pauses on each rank
+    """Callbacks start calls in three ways, while this thread starts other calls."""
+    dice = random.Random(rank)  # different pauses on each rank
 
     def again(ended):
         (x,) = ended.value()
@@ -287,12 +314,12 @@ def check_pending(pending):
         same(second, expected * RANKS**2)
 
 
-def test_callbacks_that_call_in_their_turn(run):
+def test_callbacks_that_start_calls(run):
     run(call_in_callbacks, 150)
 
 
 def call_in_callbacks_of_methods(rank, folder):
-    """A method that Python code calls itself; on rank 1 it has ended when `then` is called."""
+    """Python code calls a method itself; on rank 1 the call has ended when `then` is called."""
     group = dist.new_group(timeout=timedelta(seconds=5))
     x = data(rank, (3,))
     work = group.allreduce([x])
@@ -308,12 +335,12 @@ def call_in_callbacks_of_methods(rank, folder):
     same(future.then(again).wait(), total() * RANKS)
 
 
-def test_callbacks_of_methods_that_call_in_their_turn(run):
+def test_callbacks_of_methods_that_start_calls(run):
     run(call_in_callbacks_of_methods)
 
 
 def use_threads(rank, folder):
-    """Two threads with a group each, as code with a background all_gather has them."""
+    """Two threads with a group each, as in code with an all_gather in the background."""
     groups, failures = [dist.new_group() for _ in range(2)], []
 
     def call(group, slot):
@@ -360,7 +387,7 @@ def coalesce(rank, folder):
         reduce(tensors)
         same_each(tensors, [total((2, 3)), total((4,), 1)])
     out = [torch.zeros(1) for _ in range(RANKS)]
-    with coalescing(device=torch.device("cpu")):  # these are not kept back
+    with coalescing(device=torch.device("cpu")):  # these are not delayed
         dist.all_gather(out, torch.tensor([rank + 1.0]))
     assert [each.item() for each in out] == [1, 2, 3]
 

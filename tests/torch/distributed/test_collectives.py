@@ -102,7 +102,7 @@ def reduce_scatter_of_different_shapes(world, kind):
 @case
 def reduce_scatter_single(world, kind):
     for function in (dist.reduce_scatter_single, dist.reduce_scatter_tensor):
-        for shape in ((6, 2), (3, 2, 2)):  # one behind the other, and stacked
+        for shape in ((6, 2), (3, 2, 2)):  # joined, and stacked
             whole = make(kind, np.arange(12).reshape(shape))
             out = zeros(kind, 2, 2)
             work = function(out, whole, async_op=True)
@@ -274,7 +274,7 @@ def recv_from_any(world, kind):
 
 @case
 def messages_to_oneself(world, kind):
-    """Some engines end these before they return; each work has its own result all the same."""
+    """Some engines end these before they return; each work has its own result anyway."""
     me = world.rank
     sent = [make(kind, [me]), make(kind, [me + 10])]
     landing = [zeros(kind, 1), zeros(kind, 1)]
@@ -392,7 +392,7 @@ def test_broadcast_object_list_of_two_lengths_is_a_mismatch(world):
 
 
 def wait_for_rank_1(world, asynchronous):
-    """Rank 1 never comes; tell what rank 0 gets, and after how many seconds."""
+    """Rank 1 never comes; return what rank 0 gets, and after how many seconds."""
     if world.rank == 1:
         return None
     began = time.monotonic()

@@ -17,8 +17,8 @@ __all__ = ["all_reduce"]
 def all_reduce(group: Group, tensor: Any, op: ReduceOp, timeout: float | None) -> Work:
     """Start to sum a sparse COO tensor over the group, in place; it gets every rank's entries.
 
-    Ranks hold different entries, so they first tell each other how many: that is exchanged before
-    this returns. The entries are exchanged by all_gather, and added up when that has ended.
+    Ranks hold different entries, so they exchange how many before this returns. The entries are
+    exchanged by all_gather, and added up when that has ended.
     """
     if tensor.layout is not torch.sparse_coo:
         raise Unsupported(f"a {tensor.layout} tensor cannot be reduced; use to_sparse_coo()")
@@ -26,11 +26,11 @@ def all_reduce(group: Group, tensor: Any, op: ReduceOp, timeout: float | None) -
         raise Unsupported(f"sparse tensors can only be summed, not reduced with {op!r}")
     own = tensor.detach().coalesce()
     shape = (tuple(own.shape), own.sparse_dim(), own.dtype)
-    told = objects.all_gather(group, (shape, own._nnz()), timeout=timeout)
-    for rank, (other, _) in enumerate(told):
+    every = objects.all_gather(group, (shape, own._nnz()), timeout=timeout)
+    for rank, (other, _) in enumerate(every):
         if other != shape:
             raise ArgumentError(f"rank {group.rank} has shape {shape}, but rank {rank} has {other}")
-    counts = [count for _, count in told]
+    counts = [count for _, count in every]
     indices = own.indices().t().contiguous()  # one row for each entry, so that rows can be joined
     values = own.values().contiguous()
     all_indices, indices_work = _gather(group, indices, counts, timeout)

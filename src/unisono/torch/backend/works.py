@@ -77,8 +77,8 @@ class CollectiveWork(dist.Work):  # type: ignore[misc]
     def get_future(self) -> Any:
         """A future of the tensors that hold the result; made when it is first asked for."""
         if self._future is None:
-            # C++ has no frame: this one is that of whoever called C++, and does not name us. If the
-            # guess is wrong nothing breaks, but see `future_for_cpp` for what is lost.
+            # C++ has no frame: if it called, this is the frame of the code that called C++, which
+            # does not name this method. A wrong guess would cost what `future_for_cpp` describes.
             by_python = "get_future" in sys._getframe(1).f_code.co_names
             make = WorkFuture.of if by_python else future_for_cpp
             self._future = make(self._work, self._run)
