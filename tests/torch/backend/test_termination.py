@@ -72,7 +72,7 @@ if rank == 0:
     future = dist.all_reduce(torch.ones(9), async_op=True).get_future()
     child = future.then(lambda ended: ended.value())
 """,
-    "with a future of C++ that nobody answers": """
+    "with a future of a method that nobody answers": """
 if rank == 0:
     future = dist.group.WORLD.allreduce([torch.ones(9)]).get_future()
     child = future.then(lambda ended: ended.value())

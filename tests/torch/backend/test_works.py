@@ -339,6 +339,42 @@ def test_callbacks_of_methods_that_start_calls(run):
     run(call_in_callbacks_of_methods)
 
 
+def attach_in_a_callback(rank, folder):
+    """A callback attaches another one to a future that is completed after it."""
+    made, attached = threading.Event(), []
+
+    def attach(_):
+        assert made.wait(20)
+        attached.append(later.then(lambda ended: ended.value()[0] + 1))
+
+    first = dist.all_reduce(data(rank, (3,)), async_op=True).get_future().then(attach)
+    later = dist.all_reduce(data(rank, (3,)), async_op=True).get_future()
+    made.set()
+    first.wait()
+    same(attached[0].wait(), total() + 1)
+
+
+def test_callbacks_that_attach_callbacks(run):
+    run(attach_in_a_callback)
+
+
+def use_futures_of_messages(rank, folder):
+    """The first is attached before the message comes, the second one after it."""
+    x = torch.zeros(3)
+    future = dist.irecv(x, (rank - 1) % RANKS).get_future()
+    before = future.then(lambda ended: ended.value()[0] + 1)
+    dist.send(data(rank, (3,)), (rank + 1) % RANKS)
+    expected = data((rank - 1) % RANKS, (3,))
+    same_each(future.wait(), [expected])
+    after = before.then(lambda ended: ended.value() + 1)
+    same(before.wait(), expected + 1)
+    same(after.wait(), expected + 2)
+
+
+def test_futures_of_messages(run):
+    run(use_futures_of_messages)
+
+
 def use_threads(rank, folder):
     """Two threads with a group each, as in code with an all_gather in the background."""
     groups, failures = [dist.new_group() for _ in range(2)], []
