@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.helpers.backend_cases import ForkedRanks, Nursery
+from tests.helpers.backend_cases import ForkedRanks, ForkServer
 
 SOON = 10.0  # seconds; the ranks themselves would wait for ten minutes
 N = 3
@@ -77,14 +77,14 @@ Start = Callable[[str], ForkedRanks]
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    process = Nursery()
+def nursery() -> Iterator[ForkServer]:
+    process = ForkServer()
     yield process
     process.close()
 
 
 @pytest.fixture(params=FACES)
-def start(request: pytest.FixtureRequest, nursery: Nursery, tmp_path: Path) -> Start:
+def start(request: pytest.FixtureRequest, nursery: ForkServer, tmp_path: Path) -> Start:
     """`start(body)` forks three ranks that speak one of the dialects."""
     words = FACES[request.param]
     return lambda body: ForkedRanks(nursery, tmp_path, N, f"{words}\n{body}")

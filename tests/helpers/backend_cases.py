@@ -1,8 +1,8 @@
-"""Ranks for the tests of the backend: a pool that has joined it, and processes that are forked.
+"""Ranks in groups of the backend "unisono" of torch: kept in pools, or forked for one test.
 
-A process needs seconds to import torch. So values are tested with ranks that are kept
-(`tests/worlds.py`), and faults with ranks that a nursery forks, which has imported torch before.
-What it forks is a process of its own, and ends as any interpreter does.
+A process needs seconds to import torch. So values are tested with ranks of pools that are kept
+(`tests/helpers/worlds.py`), and faults with ranks that a server forks, which has imported torch
+before. Such a rank is a real process, and ends as any interpreter does.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from tests.helpers.paths import with_tests
 from tests.helpers.processes import DEADLINE, wait_until
 from tests.helpers.torch_cases import bits
 
-PATIENCE = timedelta(seconds=30)
+TIMEOUT = timedelta(seconds=30)
 
 # ---- ranks of a pool -----------------------------------------------------------------------------
 
 
 def join(world: Any, folder: str) -> Any:
-    """Be in torch's group, with one of Gloo beside it, which is returned; made once in a process.
+    """Join torch's group and one of Gloo, which is returned; both are made once in a process.
 
-    A pool that has failed is followed by another, which must not meet in the same file.
+    A pool that has failed is followed by another, which must not use the same file.
     """
     if not dist.is_initialized():
         warnings.simplefilter("ignore", FutureWarning)  # 2.13 has new names for some old ones
@@ -49,14 +49,14 @@ def join(world: Any, folder: str) -> Any:
             init_method=f"file://{folder}/{os.environ['UNISONO_JOB']}",
             rank=world.rank,
             world_size=world.size,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
         )
-        join.gloo = dist.new_group(backend="gloo", timeout=PATIENCE)
+        join.gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
     return join.gloo
 
 
 def data(rank: int, shape: Any, dtype: torch.dtype = torch.float32, slot: int = 0) -> torch.Tensor:
-    """What a rank holds: whole numbers that differ by rank, place and slot, exact in any dtype.
+    """What a rank holds: whole numbers that differ by rank, index and slot, exact in any dtype.
 
     Four of them add up to less than 100, and multiply to less than 82.
     """
@@ -84,6 +84,30 @@ def same_each(got: Any, expected: Any) -> None:
         same(left, right)
 
 
+def check_group(group: Any, ranks: list[int], rank: int) -> None:
+    """The group has these ranks in this order, and its collectives work."""
+    assert dist.get_process_group_ranks(group) == ranks
+    own = ranks.index(rank)
+    assert (group.rank(), group.size()) == (own, len(ranks))
+    assert dist.get_rank(group) == own and dist.get_world_size(group) == len(ranks)
+    x = data(rank, (3,))
+    dist.all_reduce(x, group=group)
+    same(x, sum(data(each, (3,)) for each in ranks))
+    every = [torch.zeros(2) for _ in ranks]
+    dist.all_gather(every, data(rank, (2,)), group=group)
+    same_each(every, [data(each, (2,)) for each in ranks])
+    y = data(rank, (2,))
+    dist.broadcast(y, ranks[-1], group=group)
+    same(y, data(ranks[-1], (2,)))
+    if len(ranks) > 1:
+        to, back = ranks[(own + 1) % len(ranks)], ranks[own - 1]
+        z = torch.zeros(2)
+        work = dist.irecv(z, back, group=group)
+        dist.send(data(rank, (2,)), to, group=group)
+        work.wait()
+        same(z, data(back, (2,)))
+
+
 def start_each(rank: int, size: int) -> Iterator[tuple[Any, list[Any], list[Any]]]:
     """Every operation, started; with the tensors of its result and what they must hold."""
     last = size - 1
@@ -102,9 +126,9 @@ def start_each(rank: int, size: int) -> Iterator[tuple[Any, list[Any], list[Any]
     into = [torch.zeros(3) for _ in range(size)] if rank == last else []
     expected = every if rank == last else []
     yield dist.gather(own, into or None, last, async_op=True), into, expected
-    dealt = torch.zeros(3)
+    scattered = torch.zeros(3)
     parts = every if rank == 1 else None
-    yield dist.scatter(dealt, parts, 1, async_op=True), [dealt], [own]
+    yield dist.scatter(scattered, parts, 1, async_op=True), [scattered], [own]
     part = torch.zeros(3)
     parts = [data(rank, (3,), slot=slot) for slot in range(size)]
     yield (
@@ -211,7 +235,7 @@ def call_methods(rank: int, _: Any) -> None:
 
 
 def meet_at_barriers(rank: int, folder: Path) -> None:
-    """Nobody leaves a barrier before the last has come."""
+    """No rank leaves a barrier before the last has entered it."""
     for turn in range(30):
         (folder / f"{turn}-{rank}").touch()
         if turn % 2:
@@ -230,12 +254,12 @@ from tests.helpers.backend_cases import model, timedelta, torch
 """
 
 
-class Nursery:
+class ForkServer:
     """A process that has imported torch and forks others; to be closed at the end."""
 
     def __init__(self) -> None:
-        self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._line.settimeout(DEADLINE)
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(DEADLINE)
         script = (
             f"from tests.helpers import backend_cases; exec(backend_cases.serve({theirs.fileno()}))"
         )
@@ -249,61 +273,65 @@ class Nursery:
     def fork(self, body: str, variables: dict[str, str], files: Sequence[int]) -> int:
         """Start a process that runs `body` with these standard files; return its id."""
         request = json.dumps([PRELUDE + body, variables]).encode()
-        socket.send_fds(self._line, [request], files)
-        return int(self._line.recv(100))
+        socket.send_fds(self._socket, [request], files)
+        return int(self._socket.recv(100))
 
     def code(self, pid: int) -> int | None:
         """How a process has ended; None while it runs."""
-        self._line.send(json.dumps(pid).encode())
-        answer: int | None = json.loads(self._line.recv(100))
+        self._socket.send(json.dumps(pid).encode())
+        answer: int | None = json.loads(self._socket.recv(100))
         return answer
 
     def close(self) -> None:
-        self._line.close()
+        self._socket.close()
         assert self._process.wait(DEADLINE) == 0
 
 
 def serve(descriptor: int) -> str:
-    """The life of a nursery; what it returns is to be run, in a forked process and at the end."""
-    # What a rank and its model would import in their turn, for seconds.
+    """Fork ranks until the connection ends; returns what the process, old or new, runs next."""
+    # A rank and its model would need seconds to import these.
     for name in ("torch._dynamo", "unisono.engines.shm.engine", "unisono.torch.backend.startup"):
         importlib.import_module(name)
 
-    line = socket.socket(fileno=descriptor)
+    connection = socket.socket(fileno=descriptor)
     while True:
-        message, files, _, _ = socket.recv_fds(line, 1 << 16, 3)
+        message, files, _, _ = socket.recv_fds(connection, 1 << 16, 3)
         if not message:
             return ""
         request = json.loads(message)
         if isinstance(request, int):
             ended, status = os.waitpid(request, os.WNOHANG)
-            line.send(json.dumps(os.waitstatus_to_exitcode(status) if ended else None).encode())
+            connection.send(
+                json.dumps(os.waitstatus_to_exitcode(status) if ended else None).encode()
+            )
             continue
         pid = os.fork()
         if pid == 0:
-            line.close()
+            connection.close()
             for number, file in enumerate(files):
                 os.dup2(file, number)
                 os.close(file)
             body, variables = request
             os.environ.update(variables)
+            # Where the tests were started by nohup or cron, these are ignored, and inherited so.
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
             return str(body)
         for file in files:
             os.close(file)
-        line.send(str(pid).encode())
+        connection.send(str(pid).encode())
 
 
-class _Process:
+class _ForkedProcess:
     """As much of a Popen as `jobs.Rank` needs."""
 
-    def __init__(self, nursery: Nursery, body: str, variables: dict[str, str], log: Path) -> None:
-        self._nursery = nursery
+    def __init__(self, server: ForkServer, body: str, variables: dict[str, str], log: Path) -> None:
+        self._server = server
         self._ended: int | None = None
         reader, stdin = os.pipe()
         stdout, writer = os.pipe()
         with open(log, "wb") as file:
-            self.pid = nursery.fork(body, variables, [reader, writer, file.fileno()])
+            self.pid = server.fork(body, variables, [reader, writer, file.fileno()])
         os.close(reader)
         os.close(writer)
         self.stdin = os.fdopen(stdin, "wb", 0)
@@ -315,7 +343,7 @@ class _Process:
 
     def poll(self) -> int | None:
         if self._ended is None:
-            self._ended = self._nursery.code(self.pid)
+            self._ended = self._server.code(self.pid)
         return self._ended
 
     def wait(self, _: float) -> int:
@@ -327,8 +355,8 @@ class _Process:
 class ForkedRank(Rank):
     """One forked process; `errors` is what it wrote to its standard error."""
 
-    def __init__(self, nursery: Nursery, body: str, variables: dict[str, str], log: Path) -> None:
-        self.process = _Process(nursery, body, variables, log)
+    def __init__(self, server: ForkServer, body: str, variables: dict[str, str], log: Path) -> None:
+        self.process = _ForkedProcess(server, body, variables, log)
         self._unread = b""
         self._log = log
 
@@ -338,19 +366,19 @@ class ForkedRank(Rank):
 
 
 class ForkedRanks(Ranks):
-    """Ranks that meet in a file of `folder` when they call `enter`; killed at the end."""
+    """Ranks that find each other by a file of `folder` in `enter`; killed at the end."""
 
-    def __init__(self, nursery: Nursery, folder: Path, n: int, body: str) -> None:
-        self._nursery = nursery
+    def __init__(self, server: ForkServer, folder: Path, n: int, body: str) -> None:
+        self._server = server
         self._folder = folder
         self._size = n
         super().__init__(n, body)
 
     def start(self, rank: int, **variables: str) -> ForkedRank:
-        place = {"RANK": str(rank), "WORLD_SIZE": str(self._size), "UNISONO_RANK": str(rank)}
-        place["BACKEND_STORE"] = str(self._folder / "store")
+        launch = {"RANK": str(rank), "WORLD_SIZE": str(self._size), "UNISONO_RANK": str(rank)}
+        launch["BACKEND_STORE"] = str(self._folder / "store")
         log = self._folder / f"errors-{rank}"
-        process = ForkedRank(self._nursery, self._body, {**place, **variables}, log)
+        process = ForkedRank(self._server, self._body, {**launch, **variables}, log)
         self._all.setdefault(rank, []).append(process)
         return process
 

@@ -1,7 +1,7 @@
-"""Trainings of a small transformer, made alike on any backend of torch.distributed.
+"""Trainings of a small transformer, the same on any backend of torch.distributed.
 
-`joined(world, backend, path, play, *args)` is what a rank of a pool runs: it joins a group of the
-backend, calls `play(*args)` and leaves. Plays return losses and digests; ranks have other data.
+`joined(world, backend, path, case, *args)` is what a rank of a pool runs: it joins a group of the
+backend, calls `case(*args)` and leaves. Cases return losses and digests; each rank has other data.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ LENGTH = 12
 BATCH = 6  # of each rank
 STEPS = 20
 
-_PATIENCE = timedelta(seconds=40)
+_TIMEOUT = timedelta(seconds=40)
 
 #: What torch warns of when nothing is wrong, whatever the backend.
 _TORCHS_OWN = (
     "FSDP2-wrapped module .* returned a view tensor",  # the last layer is linear, in 3-D
-    "torch.distributed.nn.functional.* is deprecated",  # people use it all the same
+    "torch.distributed.nn.functional.* is deprecated",  # people still use it
     "`torch.jit.* is deprecated",  # torch uses it when it is asked to compile
     "The .grad attribute of a Tensor that is not a leaf Tensor",  # torch asks for it
 )
 
 
-#: Gloo's groups: one whose last owner is a callback ends in its own thread, which aborts.
+#: Gloo's groups. One whose last owner is a callback is freed in its own thread, which aborts.
 _KEPT = []
 
 
-def joined(world, backend, path, play, *args):
-    """Run a play as a member of a group of the backend, with all warnings as errors."""
+def joined(world, backend, path, case, *args):
+    """Run a case as a member of a group of the backend, with all warnings as errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for text in _TORCHS_OWN:
@@ -68,19 +68,19 @@ def joined(world, backend, path, play, *args):
             init_method=f"file://{path}",
             rank=world.rank,
             world_size=world.size,
-            timeout=_PATIENCE,
+            timeout=_TIMEOUT,
         )
         if backend == "gloo":
             _KEPT.append(dist.group.WORLD)
         try:
             torch.manual_seed(5)
-            return play(*args)
+            return case(*args)
         finally:
             dist.destroy_process_group()
 
 
 class Runner:
-    """Runs plays on pools of ranks that are kept; each time in a group of its own."""
+    """Runs cases on pools of ranks that are kept; each time in a group of its own."""
 
     def __init__(self, folder):
         self.pools = worlds.Worlds()
@@ -93,13 +93,13 @@ class Runner:
         }
         self.count = itertools.count()
 
-    def run(self, backend, ranks, play, *args):
-        """What the play returns on each rank."""
+    def run(self, backend, ranks, case, *args):
+        """What the case returns on each rank."""
         path = str(self.folder / f"store-{next(self.count)}")
         with pytest.MonkeyPatch.context() as patch:  # for ranks that start now
             for name, value in self.environment.items():
                 patch.setenv(name, value)
-            return self.pools.run("shm", ranks, joined, backend, path, play, *args)
+            return self.pools.run("shm", ranks, joined, backend, path, case, *args)
 
     def close(self):
         self.pools.close()
@@ -179,7 +179,7 @@ def adam(model):
 
 
 def whole(tensor):
-    """The tensor itself, collected if it is spread over ranks."""
+    """The whole tensor, gathered if it is sharded over ranks."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -188,7 +188,7 @@ def digest(model):
     state = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         state.update(name.encode())
-        # A copy, for FSDP1 frees memory that numpy must not have seen.
+        # A copy, because FSDP1 frees memory that numpy must not refer to.
         state.update(whole(tensor).detach().flatten().clone().view(torch.uint8).numpy())
     return state.hexdigest()
 
@@ -215,7 +215,7 @@ def wrapped(model, bucket_cap_mb=0.02, **options):
 
 
 def ddp(options):
-    """Ranks begin with other weights: DDP has to send out those of rank 0."""
+    """Ranks begin with different weights: DDP has to broadcast those of rank 0."""
     model = wrapped(seeded(11 + dist.get_rank()), **options)
     losses = run(model, adam(model))
     buckets = model._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")
@@ -224,7 +224,7 @@ def ddp(options):
 
 
 def ddp_accumulating():
-    """Two batches of three are not synchronised; their gradients travel with the third."""
+    """Two batches of three are not synchronised; their gradients are reduced with the third."""
     model = wrapped(seeded())
     optimizer = adam(model)
     losses, apart = [], 0
@@ -284,7 +284,7 @@ class Normed(nn.Module):
 def ddp_buffers():
     model = wrapped(Normed())
     losses = run(model, adam(model))
-    model(sentences(0)[0])  # its buffers are sent out before a forward pass, and change in it
+    model(sentences(0)[0])  # its buffers are broadcast before a forward pass, and change in it
     with torch.no_grad():
         model.module.norm.momentum = 0.0
         model(sentences(0)[0])
@@ -313,7 +313,7 @@ def ddp_sparse():
 
 
 def ddp_joining():
-    """Ranks have different numbers of batches; those that are through shadow the others."""
+    """Ranks have different numbers of batches; those that have finished shadow the others."""
     model = wrapped(seeded())
     optimizer = adam(model)
     with Join([model]):
@@ -339,7 +339,7 @@ def fsdp2():
 
 
 def fsdp2_clipped():
-    """Gradients are shortened; their norm is over all shares."""
+    """Gradients are clipped; their norm is over all shards."""
     model = sharded()
     optimizer = adam(model)
     norms = []

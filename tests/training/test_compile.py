@@ -5,7 +5,7 @@ Compiled functions must not break around a collective, and must return what eage
 
 from __future__ import annotations
 
-from tests.helpers import training_cases as plays  # first: it silences torch
+from tests.helpers import training_cases as cases  # first: it silences torch
 
 # isort: split
 
@@ -286,7 +286,7 @@ def train_eagerly():
 )
 def test_compiled_models(on, make, compiler, graphs):
     ours = on("unisono", 2, train_compiled, make, compiler)
-    plays.assert_alike([result[:2] for result in ours], on("unisono", 2, train_eagerly), rel=1e-4)
+    cases.assert_alike([result[:2] for result in ours], on("unisono", 2, train_eagerly), rel=1e-4)
     assert ours[0][1] == ours[1][1], "ranks hold different parameters"
     assert ours[0][2] >= graphs
 

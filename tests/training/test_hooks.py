@@ -1,7 +1,8 @@
-"""Communication hooks of DDP on unisono: torch's own, and such as users write.
+"""Communication hooks of DDP on unisono: torch's own, and hooks as users write them.
 
-Hooks continue in callbacks, and some of these start calls in their turn. Ranks pause at random,
-each elsewhere, and must neither mismatch nor hang: they end with the same bits, in every run.
+Hooks continue in callbacks, and some of these start calls themselves. Ranks pause at
+random, each at other points, and must neither mismatch nor hang: they end with the same bits, in
+every run.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 
-from tests.helpers import training_cases as plays  # first: it silences torch
+from tests.helpers import training_cases as cases  # first: it silences torch
 
 # isort: split
 
@@ -33,7 +34,7 @@ from tests.helpers.training_cases import STEPS, adam, digest, run, seeded, wrapp
 
 
 class Pauses:
-    """Sleeps now and then: elsewhere on each rank, and in each run."""
+    """Sleeps now and then: at other points on each rank, and in each run."""
 
     def __init__(self, run):
         self.dice = random.Random(f"{run}/{dist.get_rank()}")
@@ -90,7 +91,7 @@ def without_hook():
 @pytest.mark.parametrize("name", PLAIN)
 def test_hooks_agree_with_gloo(on, name):
     theirs, ours = (on(backend, 2, with_hook, name) for backend in ("gloo", "unisono"))
-    plays.assert_alike(ours, theirs)
+    cases.assert_alike(ours, theirs)
     assert ours[0][1] == ours[1][1], "ranks hold different parameters"
 
 
@@ -100,12 +101,12 @@ IN_CPP = pytest.mark.xfail(reason="it reads futures in C++, where those of Pytho
 @pytest.mark.parametrize("name", ["ALLREDUCE", pytest.param("FP16_COMPRESS", marks=IN_CPP)])
 def test_built_in_hooks_agree_with_gloo(on, name):
     theirs, ours = (on(backend, 2, with_built_in, name) for backend in ("gloo", "unisono"))
-    plays.assert_alike(ours, theirs)
+    cases.assert_alike(ours, theirs)
     assert ours[0][1] == ours[1][1], "ranks hold different parameters"
 
 
 def test_hooks_change_what_they_should(on):
-    """Nothing to see where nothing is compressed; otherwise the low bits differ."""
+    """Without compression all bits are the same; otherwise the low bits differ."""
     bits = {name: on("unisono", 2, with_hook, name)[0][1] for name in ("allreduce", "fp16", "bf16")}
     assert bits["allreduce"] == on("unisono", 2, without_hook)[0][1]
     assert len(set(bits.values())) == 3
@@ -117,7 +118,7 @@ def apart():
     return run(model, adam(model)), digest(model)
 
 
-def test_without_communication_ranks_part(on):
+def test_without_communication_ranks_differ(on):
     first, second = on("unisono", 2, apart)
     assert first[1] != second[1]
 
@@ -154,7 +155,7 @@ def power(name, steps, cap, pauses=None):
 
 @pytest.mark.parametrize("name", POWER)
 def test_power_sgd_with_pauses(on, name):
-    """Two runs that pause at other places give the same bits, on all ranks."""
+    """Two runs that pause at different points give the same bits, on all ranks."""
     first, second = (on("unisono", 2, power, name, STEPS, 0.02, pauses) for pauses in (1, 2))
     assert first == second
     assert first[0][1] == first[1][1], "ranks hold different parameters"
@@ -162,9 +163,9 @@ def test_power_sgd_with_pauses(on, name):
 
 
 def test_power_sgd_agrees_with_gloo(on):
-    """With one bucket, for Gloo runs callbacks in any order."""
+    """With one bucket, because Gloo runs callbacks in any order."""
     theirs, ours = (on(backend, 2, power, "powerSGD", STEPS, 25) for backend in ("gloo", "unisono"))
-    plays.assert_alike(ours, theirs)
+    cases.assert_alike(ours, theirs)
 
 
 def test_power_sgd_on_four_ranks(on):
@@ -176,7 +177,7 @@ def test_power_sgd_on_four_ranks(on):
 
 
 def local_sgd(groups_of, average_gradients, averager, steps):
-    """Gradients travel in subgroups from step 5 on, and weights between all every few steps."""
+    """From step 5 on gradients are reduced in subgroups; weights over all ranks, but rarely."""
     model = wrapped(seeded())
     subgroup, _ = dist.new_subgroups(groups_of)
     state = post_localSGD_hook.PostLocalSGDState(
@@ -205,11 +206,11 @@ def hierarchical():
 def test_local_sgd_agrees_with_gloo(on, ranks, groups_of, average_gradients, averager, steps):
     what = local_sgd, groups_of, average_gradients, averager
     theirs, ours = (on(backend, ranks, *what, steps) for backend in ("gloo", "unisono"))
-    plays.assert_alike(ours, theirs)
-    assert len({bits for _, bits in ours}) == 1, "weights have not been averaged at last"
+    cases.assert_alike(ours, theirs)
+    assert len({bits for _, bits in ours}) == 1, "weights have not been averaged at the end"
     if groups_of < ranks:
         between = on("unisono", ranks, *what, steps - 3)
-        assert len({bits for _, bits in between}) > 1, "weights have been averaged all the time"
+        assert len({bits for _, bits in between}) > 1, "weights have been averaged in every step"
 
 
 # ---- hooks of users ------------------------------------------------------------------------------
@@ -222,7 +223,7 @@ def mean(state, bucket):
 
 
 def mean_of_two_sums(state, bucket):
-    """Share out, and collect in a callback: a call that starts when another one ends."""
+    """Reduce-scatter, and gather in a callback: a call that starts when another one ends."""
     size, buffer = dist.get_world_size(), bucket.buffer()
     padded = torch.nn.functional.pad(buffer, (0, -buffer.numel() % size))
     part = torch.empty(padded.numel() // size)
@@ -246,20 +247,20 @@ def with_mean(hook, pauses):
 
 @pytest.mark.parametrize("hook", [mean, mean_of_two_sums])
 def test_hooks_of_users(on, hook):
-    """They do what DDP does by itself, so that the losses are the same."""
+    """They do what DDP does by itself, so the losses are the same."""
     ours = on("unisono", 2, with_mean, hook, 1)
     assert ours == on("unisono", 2, with_mean, hook, 2)
-    plays.assert_alike(ours, on("gloo", 2, without_hook))
+    cases.assert_alike(ours, on("gloo", 2, without_hook))
     assert ours[0][1] == ours[1][1]
 
 
 def across_groups(pauses):
-    """Sum between neighbours; what follows that sum, in a callback, sums over everyone.
+    """Sum between neighbours; a callback then sums over all ranks.
 
-    Meanwhile the thread that trains asks everyone itself which parameters were used.
+    Meanwhile the thread that trains asks all ranks which parameters were used.
     """
     subgroup, _ = dist.new_subgroups(2)
-    model = wrapped(plays.Choosy(), find_unused_parameters=True)
+    model = wrapped(cases.Choosy(), find_unused_parameters=True)
     pauses = Pauses(pauses)
     pauses.within(model)
 
@@ -289,9 +290,9 @@ def failing(where):
     model = wrapped(seeded())
     count = []
 
-    def check(place, number):
-        if place == where and number == 4:
-            raise LookupError(f"no luck with bucket {number}")
+    def check(point, number):
+        if point == where and number == 4:
+            raise LookupError(f"failed at bucket {number}")
 
     def hook(state, bucket):
         future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
@@ -306,7 +307,7 @@ def failing(where):
         return future.then(after)
 
     model.register_comm_hook(None, hook)
-    with pytest.raises(Exception, match="no luck with bucket 4") as caught:
+    with pytest.raises(Exception, match="failed at bucket 4") as caught:
         run(model, adam(model), 3)
     rest = torch.ones(3) * dist.get_rank()
     dist.all_reduce(rest)
@@ -324,7 +325,7 @@ def test_errors_of_hooks_come_out_of_backward(on, where):
 
 
 def zero_in_backward(hook, pauses):
-    """Optimizer steps run in callbacks, and weights are sent out from there."""
+    """Optimizer steps run in callbacks, and weights are broadcast from there."""
     model = wrapped(seeded(), static_graph=True)
     optimizer = ZeroRedundancyOptimizer(
         model.parameters(), torch.optim.Adam, overlap_with_ddp=True, lr=0.01

@@ -1,14 +1,14 @@
 """Real trainings on torch's backend "unisono": Gloo's numbers, and the same bits in every run.
 
 A small transformer learns a rule under DDP, FSDP, tensor and pipeline parallelism; its states are
-saved, loaded and shared out. The plays are in training_cases.py.
+saved, loaded and resharded. The cases are in training_cases.py.
 """
 
 from __future__ import annotations
 
 import copy
 
-from tests.helpers import training_cases as plays  # first: it silences torch
+from tests.helpers import training_cases as cases  # first: it silences torch
 
 # isort: split
 
@@ -41,7 +41,7 @@ BACKENDS = ("gloo", "unisono")
 
 
 def zero(options):
-    """Each rank keeps the optimizer's state of its share of the parameters, and sends them out."""
+    """Each rank keeps the optimizer's state of its share of the parameters, and broadcasts them."""
     model = wrapped(seeded())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01, **options)
     losses = run(model, optimizer)
@@ -97,17 +97,17 @@ def pipeline(kind):
 
 # ---- the numbers of Gloo -------------------------------------------------------------------------
 
-#: Trainings whose ranks end with one and the same model.
+#: Trainings whose ranks end with the same model.
 COPIES = {
-    "ddp": (plays.ddp, {}),
-    "ddp, buckets are views": (plays.ddp, {"gradient_as_bucket_view": True}),
-    "ddp, static graph": (plays.ddp, {"static_graph": True}),
-    "ddp, all of it": (plays.ddp, {"static_graph": True, "gradient_as_bucket_view": True}),
-    "ddp, accumulating": (plays.ddp_accumulating,),
-    "ddp, unused parameters": (plays.ddp_unused,),
-    "ddp, buffers": (plays.ddp_buffers,),
-    "ddp, sparse gradients": (plays.ddp_sparse,),
-    "ddp, joining": (plays.ddp_joining,),
+    "ddp": (cases.ddp, {}),
+    "ddp, buckets are views": (cases.ddp, {"gradient_as_bucket_view": True}),
+    "ddp, static graph": (cases.ddp, {"static_graph": True}),
+    "ddp, all of it": (cases.ddp, {"static_graph": True, "gradient_as_bucket_view": True}),
+    "ddp, accumulating": (cases.ddp_accumulating,),
+    "ddp, unused parameters": (cases.ddp_unused,),
+    "ddp, buffers": (cases.ddp_buffers,),
+    "ddp, sparse gradients": (cases.ddp_sparse,),
+    "ddp, joining": (cases.ddp_joining,),
     "zero": (zero, {}),
     "zero, parameters are views": (zero, {"parameters_as_bucket_view": True}),
     "zero, joining": (zero_joining,),
@@ -115,10 +115,10 @@ COPIES = {
 
 #: Trainings whose ranks hold parts of one model.
 PARTS = {
-    "fsdp2": (plays.fsdp2,),
-    "fsdp2, clipped": (plays.fsdp2_clipped,),
-    "fsdp1": (plays.fsdp1,),
-    "tensor parallel": (plays.tensor_parallel,),
+    "fsdp2": (cases.fsdp2,),
+    "fsdp2, clipped": (cases.fsdp2_clipped,),
+    "fsdp1": (cases.fsdp1,),
+    "tensor parallel": (cases.tensor_parallel,),
     "gpipe": (pipeline, "ScheduleGPipe"),
     "1f1b": (pipeline, "Schedule1F1B"),
 }
@@ -127,7 +127,7 @@ PARTS = {
 @pytest.mark.parametrize("name", COPIES)
 def test_copies(on, name):
     theirs, ours, again = (on(backend, 2, *COPIES[name]) for backend in (*BACKENDS, "unisono"))
-    plays.assert_alike(ours, theirs)
+    cases.assert_alike(ours, theirs)
     assert ours == again, "two runs differ"
     assert ours[0][1] == ours[1][1], "ranks hold different parameters"
     assert ours[0][0] != ours[1][0], "ranks have the same data"
@@ -137,27 +137,27 @@ def test_copies(on, name):
 @pytest.mark.parametrize("name", PARTS)
 def test_parts(on, name):
     theirs, ours = (on(backend, 2, *PARTS[name]) for backend in BACKENDS)
-    plays.assert_alike(ours, theirs)
+    cases.assert_alike(ours, theirs)
     assert ours[1][0][-1] < 0.7 * ours[1][0][0], "it does not learn"
 
 
-@pytest.mark.parametrize("play", [plays.two_dimensions, plays.hybrid_shards])
-def test_two_dimensions(on, play):
-    theirs, ours = (on(backend, 4, play) for backend in BACKENDS)
-    plays.assert_alike(ours, theirs)
+@pytest.mark.parametrize("case", [cases.two_dimensions, cases.hybrid_shards])
+def test_two_dimensions(on, case):
+    theirs, ours = (on(backend, 4, case) for backend in BACKENDS)
+    cases.assert_alike(ours, theirs)
     assert len({bits for _, bits in ours}) == 1, "ranks have collected different parameters"
 
 
 def test_ways_agree_with_each_other(on):
     """Two ranks that train copies, or shards, do the same sums."""
-    expected = on("unisono", 2, plays.ddp, {})
-    for play in (plays.fsdp2, plays.fsdp1):
-        plays.assert_alike(on("unisono", 2, play), expected)
+    expected = on("unisono", 2, cases.ddp, {})
+    for case in (cases.fsdp2, cases.fsdp1):
+        cases.assert_alike(on("unisono", 2, case), expected)
 
 
 def test_ddp_on_four_ranks(on):
-    theirs, ours, again = (on(backend, 4, plays.ddp, {}) for backend in (*BACKENDS, "unisono"))
-    plays.assert_alike(ours, theirs)
+    theirs, ours, again = (on(backend, 4, cases.ddp, {}) for backend in (*BACKENDS, "unisono"))
+    cases.assert_alike(ours, theirs)
     assert ours == again
     assert len({bits for _, bits in ours}) == 1
 
@@ -209,7 +209,7 @@ def make_ddp():
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
-@pytest.mark.parametrize("make", [make_ddp, plays.sharded])
+@pytest.mark.parametrize("make", [make_ddp, cases.sharded])
 @pytest.mark.parametrize("save", [save_now, save_meanwhile])
 def test_checkpoints(on, tmp_path, make, save):
     for backend in BACKENDS:
@@ -225,7 +225,7 @@ def test_checkpoints(on, tmp_path, make, save):
 
 def collected():
     """The whole state on rank 0, and from there into a model that is sharded afresh."""
-    model = plays.sharded()
+    model = cases.sharded()
     optimizer = adam(model)
     run(model, optimizer, 5)
     options = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -234,7 +234,7 @@ def collected():
     expected = run(model, optimizer, 5)
     assert bool(of_model) == (dist.get_rank() == 0)
 
-    other = plays.sharded()
+    other = cases.sharded()
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(0.5)
@@ -259,7 +259,7 @@ def spread(dtype):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
     torch.manual_seed(3)
     matrix = torch.randn(7, 9).to(dtype)  # odd sizes: shares are uneven
-    ways = [[a, b] for a in places() for b in places()]
+    ways = [[a, b] for a in placements() for b in placements()]
     for before in ways:
         tensor = distribute_tensor(matrix, mesh, before)
         for after in ways:
@@ -272,7 +272,7 @@ def spread(dtype):
     return product.full_tensor().float().tolist()
 
 
-def places():
+def placements():
     return dist.tensor.Replicate(), Shard(0), Shard(1)
 
 

@@ -21,12 +21,12 @@ __all__ = ["all_gather", "broadcast", "gather", "recv", "scatter", "send"]
 _Bytes = np.ndarray[Any, Any]
 
 
-def all_gather(group: Group, thing: Any) -> list[Any]:
+def all_gather(group: Group, thing: Any, *, timeout: float | None = None) -> list[Any]:
     """Every rank's object, on every rank, in rank order."""
     data, failure = _packed(thing)
-    sizes = _all_sizes(group, data.size)
+    sizes = _all_sizes(group, data.size, timeout)
     joined = np.empty(sum(sizes), np.uint8)
-    dispatch.all_gather(group, view(data), view(joined), sizes)
+    dispatch.all_gather(group, view(data), view(joined), sizes, timeout=timeout)
     _check(failure)
     return _unpacked(group, joined, sizes)
 
@@ -116,7 +116,7 @@ def _unpacked(group: Group, joined: _Bytes, sizes: Sequence[int]) -> list[Any]:
     ]
 
 
-def _all_sizes(group: Group, size: int) -> list[int]:
+def _all_sizes(group: Group, size: int, timeout: float | None = None) -> list[int]:
     sizes = np.empty(group.size, np.int64)
-    dispatch.all_gather(group, view(np.array([size])), view(sizes))
+    dispatch.all_gather(group, view(np.array([size])), view(sizes), timeout=timeout)
     return [int(length) for length in sizes]

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.core import buffers
+from unisono.core.arguments import check_length, check_list, check_one_dtype
 from unisono.core.buffers import Buffer, check_writable, view
-from unisono.errors import ArgumentError, ArgumentTypeError
+from unisono.errors import ArgumentTypeError
 
 __all__ = ["pack", "pack_buffers", "unpack_buffers_on_completion", "unpack_on_completion"]
 
@@ -43,12 +44,8 @@ def unpack_buffers_on_completion(parts: Sequence[Buffer]) -> tuple[Buffer, list[
 
 
 def _views(tensors: Sequence[Any]) -> list[Buffer]:
-    if not isinstance(tensors, (list, tuple)):
-        raise ArgumentTypeError(f"expected a list of tensors, got {type(tensors).__name__}")
-    if not tensors:
-        raise ArgumentError("the list of tensors is empty; it needs one for each rank")
+    check_list(tensors, "the tensors of a call", (list, tuple))
+    check_length(tensors, "the list of tensors")
     parts = [view(tensor) for tensor in tensors]
-    names = {part.dtype.name for part in parts}
-    if len(names) > 1:
-        raise ArgumentTypeError(f"the tensors of a list must have one dtype, not {sorted(names)}")
+    check_one_dtype(parts, ArgumentTypeError)
     return parts

@@ -85,7 +85,7 @@ def test_barriers(group):
 
 def test_subgroups_serve_both(group):
     first = dist.new_group([0])
-    group.bound_device_id = GPU  # torch tells a device only to groups that it makes itself
+    group.bound_device_id = GPU  # torch sets it only for groups that it makes itself
     for made in (first, group.split_group([0]), dist.split_group(group, [[0]])):
         assert isinstance(made, GroupWithNccl)
         for device in ("cpu", GPU):

@@ -43,6 +43,6 @@ def test_started_by_unisono_run(expected, name):
 def test_started_by_mpiexec(expected, port):
     pytest.importorskip("mpi4py")
     rank = "OMPI_COMM_WORLD_RANK" if mpi_pool.is_open_mpi() else "PMI_RANK"
-    words = ["sh", "-c", f'RANK=${rank} exec "$@"', "sh", sys.executable, SCRIPT]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    assert losses([*mpi_pool.launcher(2), *words], UNISONO_ENGINE="mpi", **place) == expected
+    command = ["sh", "-c", f'RANK=${rank} exec "$@"', "sh", sys.executable, SCRIPT]
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    assert losses([*mpi_pool.launcher(2), *command], UNISONO_ENGINE="mpi", **variables) == expected

@@ -9,7 +9,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.helpers import worlds
-from tests.helpers.backend_cases import PATIENCE, ForkedRanks, Nursery, data, join, same, same_each
+from tests.helpers.backend_cases import (
+    TIMEOUT,
+    ForkedRanks,
+    ForkServer,
+    check_group,
+    data,
+    join,
+    same,
+)
 
 RANKS = 4
 
@@ -27,14 +35,14 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture
-def play(pools, store):
-    """`play(function, *args)` calls `function(rank, *args)` on all ranks of the group."""
+def run(pools, store):
+    """`run(function, *args)` calls `function(rank, *args)` on all ranks of the group."""
     return lambda function, *args: pools.run("shm", RANKS, in_group, store, function, args)
 
 
 @pytest.fixture(scope="module")
-def nursery():
-    process = Nursery()
+def fork_server():
+    process = ForkServer()
     yield process
     process.close()
 
@@ -42,30 +50,6 @@ def nursery():
 def in_group(world, store, function, args):
     join(world, store)
     return function(world.rank, *args)
-
-
-def check_group(group, ranks, rank):
-    """The group has these ranks in this order, and they can do something with it."""
-    assert dist.get_process_group_ranks(group) == ranks
-    place = ranks.index(rank)
-    assert (group.rank(), group.size()) == (place, len(ranks))
-    assert dist.get_rank(group) == place and dist.get_world_size(group) == len(ranks)
-    x = data(rank, (3,))
-    dist.all_reduce(x, group=group)
-    same(x, sum(data(each, (3,)) for each in ranks))
-    every = [torch.zeros(2) for _ in ranks]
-    dist.all_gather(every, data(rank, (2,)), group=group)
-    same_each(every, [data(each, (2,)) for each in ranks])
-    y = data(rank, (2,))
-    dist.broadcast(y, ranks[-1], group=group)
-    same(y, data(ranks[-1], (2,)))
-    if len(ranks) > 1:
-        to, back = ranks[(place + 1) % len(ranks)], ranks[place - 1]
-        z = torch.zeros(2)
-        work = dist.irecv(z, back, group=group)
-        dist.send(data(rank, (2,)), to, group=group)
-        work.wait()
-        same(z, data(back, (2,)))
 
 
 # ---- groups of groups ----------------------------------------------------------------------------
@@ -98,15 +82,15 @@ def make_groups(rank):
     pair = [rank // 2 * 2, rank // 2 * 2 + 1]
     check_group(first, pair, rank)
     assert len(every) == 2
-    gloo = dist.new_group([0, 1, 2], backend="gloo", timeout=PATIENCE)
+    gloo = dist.new_group([0, 1, 2], backend="gloo", timeout=TIMEOUT)
     if rank < 3:
         assert dist.get_backend(gloo) == "gloo"
         check_group(gloo, [0, 1, 2], rank)
     check_group(dist.group.WORLD, [0, 1, 2, 3], rank)
 
 
-def test_new_groups(play):
-    play(make_groups)
+def test_new_groups(run):
+    run(make_groups)
 
 
 def be_named(rank):
@@ -128,8 +112,8 @@ def be_named(rank):
     assert group.get_group_store().get(f"written by {(rank + 1) % RANKS}") == b"x"
 
 
-def test_names(play):
-    play(be_named)
+def test_names(run):
+    run(be_named)
 
 
 def split(rank):
@@ -150,8 +134,8 @@ def split(rank):
     dist.barrier()
 
 
-def test_split_group(play):
-    play(split)
+def test_split_group(run):
+    run(split)
 
 
 def use_meshes(rank):
@@ -164,12 +148,12 @@ def use_meshes(rank):
     check_group(flat.get_group(), [0, 1, 2, 3], rank)
 
 
-def test_device_mesh(play):
-    play(use_meshes)
+def test_device_mesh(run):
+    run(use_meshes)
 
 
 UNDER_GLOO = """
-from tests.torch.backend.test_groups import check_group
+from tests.helpers.backend_cases import check_group
 enter(backend="gloo")
 for turn in range(2):
     group, pair = dist.new_group(backend="unisono"), dist.new_group([2, 1], backend="unisono")
@@ -185,8 +169,8 @@ say(done=True)
 """
 
 
-def test_unisono_under_gloo(nursery, tmp_path):
-    with ForkedRanks(nursery, tmp_path, 3, UNDER_GLOO) as ranks:
+def test_unisono_under_gloo(fork_server, tmp_path):
+    with ForkedRanks(fork_server, tmp_path, 3, UNDER_GLOO) as ranks:
         for rank in range(3):
             assert [ranks[rank].read() for _ in range(2)] == [{"joined": True}, {"done": True}]
             assert ranks[rank].end() == 0
@@ -225,8 +209,8 @@ hear()  # the store is rank 0's
 """
 
 
-def test_join_again(nursery, tmp_path):
-    with ForkedRanks(nursery, tmp_path, 3, REJOIN) as ranks:
+def test_join_again(fork_server, tmp_path):
+    with ForkedRanks(fork_server, tmp_path, 3, REJOIN) as ranks:
         for rank in range(3):
             assert ranks[rank].read() == {"done": True}
         for rank in range(3):
@@ -245,6 +229,10 @@ TIMEOUTS = {
     "objects": "dist.all_gather_object([None] * 3, rank, group(short))",
     "a barrier": "dist.barrier(group(long), timeout=short)",
     "a barrier with options": "group(long).barrier(options).wait()",
+    "a call with options": "group(long).allreduce([x], blocking)",
+    "a work with options": "group(long).allreduce([x], asynchronous).wait()",
+    "several calls with options": "group(long).allreduce_coalesced([x, x.int()], several)",
+    "a sparse tensor": "group(long).allreduce([x.to_sparse()], asynchronous)",
     "after set_timeout": "dist.all_gather([x, x + 0, x - 0], x * 1, group(long, short))",
     "monitored": "group(long).monitored_barrier(short)",
 }
@@ -253,7 +241,11 @@ LATE = f"""
 enter()
 short, long, x = timedelta(seconds=0.5), timedelta(seconds=600), torch.ones(3)
 options = dist.BarrierOptions()
-options.timeout = short
+blocking, asynchronous = dist.AllreduceOptions(), dist.AllreduceOptions()
+several = dist.AllreduceCoalescedOptions()
+blocking.asyncOp = several.asyncOp = False
+for each in (options, blocking, asynchronous, several):
+    each.timeout = short
 def group(timeout, later=None):
     made = groups.pop()
     if later is not None:
@@ -267,7 +259,7 @@ for text in {list(TIMEOUTS.values())}:
     if rank < 2:
         say(**fault(lambda: eval(text)))
 if rank < 2:
-    dist.barrier()  # the world has noticed nothing
+    dist.barrier()  # the world is not affected
     say(end=True)
 else:
     hear()
@@ -275,8 +267,8 @@ else:
 """
 
 
-def test_timeouts(nursery, tmp_path):
-    with ForkedRanks(nursery, tmp_path, 3, LATE) as ranks:
+def test_timeouts(fork_server, tmp_path):
+    with ForkedRanks(fork_server, tmp_path, 3, LATE) as ranks:
         for rank in range(3):
             assert ranks[rank].read() == {"joined": True}
         for rank in (0, 1):
@@ -296,7 +288,7 @@ def test_timeouts(nursery, tmp_path):
         assert [ranks[rank].end() for rank in range(3)] == [0, 0, 0]
 
 
-def test_timeout_of_the_world(nursery, tmp_path):
+def test_timeout_of_the_world(fork_server, tmp_path):
     body = """
 enter(4)
 if rank == 1:
@@ -304,7 +296,7 @@ if rank == 1:
     sys.exit()
 say(**fault(lambda: dist.all_reduce(torch.ones(3))))
 """
-    with ForkedRanks(nursery, tmp_path, 2, body) as ranks:
+    with ForkedRanks(fork_server, tmp_path, 2, body) as ranks:
         for rank in range(2):
             assert ranks[rank].read() == {"joined": True}
         error = ranks[0].read()
@@ -325,7 +317,7 @@ def four(*shape):
     return [Z(*shape) for _ in range(RANKS)]
 
 
-#: What is refused, by which type of torch's, before anything has moved.
+#: What is refused before anything has moved, and the error type, which is torch's.
 WRONG = {
     "dtypes of all_gather": (ValueError, lambda: dist.all_gather(four(2), OTHER)),
     "length of all_gather": (ValueError, lambda: dist.all_gather(four(2)[1:], Z(2))),
@@ -359,8 +351,8 @@ def call_wrongly(rank, label):
 
 
 @pytest.mark.parametrize("label", WRONG)
-def test_wrong_calls(play, label):
-    play(call_wrongly, label)
+def test_wrong_calls(run, label):
+    run(call_wrongly, label)
 
 
 #: Calls that do not fit together, of rank 0 and of the others; in blocking form and not.
@@ -386,8 +378,8 @@ dist.barrier()
 """
 
 
-def test_mismatches(nursery, tmp_path):
-    with ForkedRanks(nursery, tmp_path, 3, MISMATCHED) as ranks:
+def test_mismatches(fork_server, tmp_path):
+    with ForkedRanks(fork_server, tmp_path, 3, MISMATCHED) as ranks:
         for rank in range(3):
             assert ranks[rank].read() == {"joined": True}
             for label in MISMATCHES:

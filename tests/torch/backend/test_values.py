@@ -45,15 +45,15 @@ NUMPY = {
 
 @pytest.fixture(scope="module")
 def pools():
-    """Processes of their own, for they are in groups of torch."""
+    """Processes of their own, because they are in groups of torch."""
     every = worlds.Worlds()
     yield every
     every.close()
 
 
 @pytest.fixture(scope="module", params=[2, 3, 4], ids="{}-ranks".format)
-def play(pools, request, tmp_path_factory):
-    """`play(function, *args)` calls `function(world, *args)` on all ranks of the group."""
+def run(pools, request, tmp_path_factory):
+    """`run(function, *args)` calls `function(world, *args)` on all ranks of the group."""
     folder = str(tmp_path_factory.mktemp("store"))
     return lambda function, *args: pools.run("shm", request.param, in_group, folder, function, args)
 
@@ -116,8 +116,8 @@ def reduce_everything(world, dtype_name):
 
 
 @pytest.mark.parametrize("dtype", OPERATORS)
-def test_reductions(play, dtype):
-    play(reduce_everything, dtype)
+def test_reductions(run, dtype):
+    run(reduce_everything, dtype)
 
 
 def move_everything(world, dtype_name):
@@ -182,8 +182,8 @@ def move_everything(world, dtype_name):
 
 
 @pytest.mark.parametrize("dtype", [*OPERATORS, *ONLY_MOVED])
-def test_moves(play, dtype):
-    play(move_everything, dtype)
+def test_moves(run, dtype):
+    run(move_everything, dtype)
 
 
 # ---- kinds of tensors ----------------------------------------------------------------------------
@@ -220,8 +220,8 @@ def reduce_kinds(world):
     same(wide[:, 1::2], data(rank, (3, 8))[:, 1::2])  # not touched
 
 
-def test_kinds_of_tensors_reduced(play):
-    play(reduce_kinds)
+def test_kinds_of_tensors_reduced(run):
+    run(reduce_kinds)
 
 
 def move_kinds(world):
@@ -262,8 +262,8 @@ def move_kinds(world):
     same(into, data((rank - 1) % size, (3, 2))[:, 0])
 
 
-def test_kinds_of_tensors_moved(play):
-    play(move_kinds)
+def test_kinds_of_tensors_moved(run):
+    run(move_kinds)
 
 
 def reduce_sparse(world):
@@ -278,9 +278,9 @@ def reduce_sparse(world):
             dtype = getattr(torch, name)
             every = []
             for each, count in enumerate(counts):
-                places = torch.tensor([[each, *range(count - 1)], [0] * count]) if count else none
+                indices = torch.tensor([[each, *range(count - 1)], [0] * count]) if count else none
                 values = data(each, (count, *dense), dtype) + 1
-                every.append(sparse(places, values, (size + 4, 2, *dense)))
+                every.append(sparse(indices, values, (size + 4, 2, *dense)))
             x, y = every[rank].clone(), every[rank].clone()
             expected = sum(tensor.to_dense() for tensor in every)
             if dtype.is_complex:  # torch's function works on a copy of them, with Gloo as well
@@ -293,8 +293,8 @@ def reduce_sparse(world):
             same(y.to_dense(), expected)
 
 
-def test_sparse_tensors(play):
-    play(reduce_sparse)
+def test_sparse_tensors(run):
+    run(reduce_sparse)
 
 
 # ---- messages and objects ------------------------------------------------------------------------
@@ -338,8 +338,8 @@ def exchange(world):
         same(landing[each], data(each, (each + 1, 2), slot=rank))
 
 
-def test_messages(play):
-    play(exchange)
+def test_messages(run):
+    run(exchange)
 
 
 def exchange_objects(world):
@@ -369,15 +369,15 @@ def exchange_objects(world):
         assert out == [every[0], None, 7]
 
 
-def test_objects(play):
-    play(exchange_objects)
+def test_objects(run):
+    run(exchange_objects)
 
 
 # ---- random calls, through both backends ---------------------------------------------------------
 
 
 def compare(world, seed, calls):
-    """Run the calls of one seed through both groups; tell what was called and what differed."""
+    """Run the calls of one seed through both groups; return what was called and what differed."""
     called, wrong, ranks = collections.Counter(), [], range(world.size)
     for call in range(calls):
         dice = random.Random(f"{seed}/{call}/which")
@@ -393,8 +393,8 @@ def compare(world, seed, calls):
     return dict(called), wrong
 
 
-def test_same_results_as_gloo(play):
-    for rank, (called, wrong) in enumerate(play(compare, 3, 250)):
+def test_same_results_as_gloo(run):
+    for rank, (called, wrong) in enumerate(run(compare, 3, 250)):
         assert wrong == [], f"rank {rank}"
         assert set(called) == {verb.__name__ for verb in VERBS}
         assert sum(called.values()) > 250

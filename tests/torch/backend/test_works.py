@@ -1,6 +1,6 @@
 """The backend of torch.distributed: works, futures, callbacks, and the other ways to call it.
 
-A rank that must be late waits for a file that another one writes, so that nothing depends on time.
+A rank that must be late waits for a file that another one writes, so that little depends on time.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture
-def play(pools, store, tmp_path):
-    """`play(function, *args)` calls `function(rank, folder, *args)` on all ranks of the group."""
+def run(pools, store, tmp_path):
+    """`run(function, *args)` calls `function(rank, folder, *args)` on all ranks of the group."""
     where = store, tmp_path
     return lambda function, *args: pools.run("shm", RANKS, in_group, where, function, args)
 
@@ -112,8 +112,8 @@ WAYS = (by_wait, by_wait_with_time, by_asking, by_result, by_future, by_callback
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_each_operation_by(play, way):
-    play(finish_each, way)
+def test_each_operation_by(run, way):
+    run(finish_each, way)
 
 
 def start_all_at_once(rank, folder):
@@ -126,8 +126,8 @@ def start_all_at_once(rank, folder):
         same_each(tensors, expected)
 
 
-def test_all_operations_under_way(play):
-    play(start_all_at_once)
+def test_all_operations_under_way(run):
+    run(start_all_at_once)
 
 
 def many(rank, folder):
@@ -145,12 +145,12 @@ def many(rank, folder):
         same(tensor, total((1 + i % 50,), i))
 
 
-def test_many_calls_under_way(play):
-    play(many)
+def test_many_calls_under_way(run):
+    run(many)
 
 
-def wait_in_vain(rank, folder):
-    """Rank 1 comes when rank 0 has waited in vain, in three ways."""
+def wait_too_short(rank, folder):
+    """Rank 1 comes after rank 0 has reached its timeout, which three methods must show."""
     come = folder / "come"
     if rank == 1:
         wait_until(come.exists)
@@ -170,12 +170,39 @@ def wait_in_vain(rank, folder):
     same_each(future.wait(), [total()])
 
 
-def test_wait_with_a_timeout_that_passes(play):
-    play(wait_in_vain)
+def test_wait_with_a_timeout_that_passes(run):
+    run(wait_too_short)
+
+
+def wait_for_several(rank, folder):
+    """Messages come one by one, each soon after the one before it: a wait counts them all."""
+    count, came = 8, folder / "waiting"
+    if rank == 1:
+        wait_until(came.exists)
+        for _ in range(count):
+            time.sleep(0.6)
+            dist.send(torch.ones(2), 0)
+    if rank == 0:
+        group = dist.group.WORLD
+        group._start_coalescing(torch.device("cpu"))
+        tensors = [torch.zeros(2) for _ in range(count)]
+        for tensor in tensors:
+            group.recv([tensor], 1)
+        work = group._end_coalescing(torch.device("cpu"))
+        came.touch()
+        with pytest.raises(CommTimeout):
+            work.wait(timedelta(seconds=1))
+        assert not work.is_completed()
+        assert work.wait()
+        same_each(work.result(), [torch.ones(2)] * count)
+
+
+def test_wait_for_several_calls_with_one_timeout(run):
+    run(wait_for_several)
 
 
 def overlap(rank, folder, count):
-    """Rank 0 leaves its call alone until the others have their results."""
+    """Rank 0 does not wait for its call until the others have their results."""
     x = data(rank, (count,))
     if rank == 0:
         work = dist.all_reduce(x, async_op=True)
@@ -188,8 +215,8 @@ def overlap(rank, folder, count):
 
 
 @pytest.mark.parametrize("count", [1, 1 << 20], ids=["4 B", "4 MiB"])
-def test_progress_while_a_rank_computes(play, count):
-    play(overlap, count)
+def test_progress_while_a_rank_computes(run, count):
+    run(overlap, count)
 
 
 # ---- futures and callbacks -----------------------------------------------------------------------
@@ -210,9 +237,9 @@ def fail_in_callbacks(rank, folder):
                 future.wait()
             with pytest.raises(Exception, match="mine"):
                 future.value()
-        started.get_future().add_done_callback(fail)  # lost, and nobody dies of it
+        started.get_future().add_done_callback(fail)  # lost, and no thread ends because of it
         same_each(started.get_future().wait(), [torch.full((2,), float(RANKS))])
-    # It concerns no other callback.
+    # Other callbacks are not affected.
     work = dist.all_reduce(torch.ones(2), async_op=True)
     first, second = work.get_future().then(fail), work.get_future().then(lambda ended: 7)
     assert second.wait() == 7
@@ -220,8 +247,8 @@ def fail_in_callbacks(rank, folder):
         first.wait()
 
 
-def test_errors_in_callbacks(play):
-    play(fail_in_callbacks)
+def test_errors_in_callbacks(run):
+    run(fail_in_callbacks)
 
 
 def exit_in_a_callback(rank, folder):
@@ -236,8 +263,8 @@ def exit_in_a_callback(rank, folder):
     assert after.wait() == 7
 
 
-def test_exit_in_a_callback(play):
-    play(exit_in_a_callback)
+def test_exit_in_a_callback(run):
+    run(exit_in_a_callback)
 
 
 def nap(dice):
@@ -246,8 +273,8 @@ def nap(dice):
 
 
 def call_in_callbacks(rank, folder, rounds):
-    """Callbacks start calls in three ways, while this thread starts other ones in between."""
-    dice = random.Random(rank)  # other pauses on each rank
+    """Callbacks start calls in three ways, while this thread starts other calls."""
+    dice = random.Random(rank)  # different pauses on each rank
 
     def again(ended):
         (x,) = ended.value()
@@ -287,12 +314,12 @@ def check_pending(pending):
         same(second, expected * RANKS**2)
 
 
-def test_callbacks_that_call_in_their_turn(play):
-    play(call_in_callbacks, 150)
+def test_callbacks_that_start_calls(run):
+    run(call_in_callbacks, 150)
 
 
 def call_in_callbacks_of_methods(rank, folder):
-    """A method that Python code calls itself; on rank 1 it has ended when `then` is called."""
+    """Python code calls a method itself; on rank 1 the call has ended when `then` is called."""
     group = dist.new_group(timeout=timedelta(seconds=5))
     x = data(rank, (3,))
     work = group.allreduce([x])
@@ -308,12 +335,48 @@ def call_in_callbacks_of_methods(rank, folder):
     same(future.then(again).wait(), total() * RANKS)
 
 
-def test_callbacks_of_methods_that_call_in_their_turn(play):
-    play(call_in_callbacks_of_methods)
+def test_callbacks_of_methods_that_start_calls(run):
+    run(call_in_callbacks_of_methods)
+
+
+def attach_in_a_callback(rank, folder):
+    """A callback attaches another one to a future that is completed after it."""
+    made, attached = threading.Event(), []
+
+    def attach(_):
+        assert made.wait(20)
+        attached.append(later.then(lambda ended: ended.value()[0] + 1))
+
+    first = dist.all_reduce(data(rank, (3,)), async_op=True).get_future().then(attach)
+    later = dist.all_reduce(data(rank, (3,)), async_op=True).get_future()
+    made.set()
+    first.wait()
+    same(attached[0].wait(), total() + 1)
+
+
+def test_callbacks_that_attach_callbacks(run):
+    run(attach_in_a_callback)
+
+
+def use_futures_of_messages(rank, folder):
+    """The first is attached before the message comes, the second one after it."""
+    x = torch.zeros(3)
+    future = dist.irecv(x, (rank - 1) % RANKS).get_future()
+    before = future.then(lambda ended: ended.value()[0] + 1)
+    dist.send(data(rank, (3,)), (rank + 1) % RANKS)
+    expected = data((rank - 1) % RANKS, (3,))
+    same_each(future.wait(), [expected])
+    after = before.then(lambda ended: ended.value() + 1)
+    same(before.wait(), expected + 1)
+    same(after.wait(), expected + 2)
+
+
+def test_futures_of_messages(run):
+    run(use_futures_of_messages)
 
 
 def use_threads(rank, folder):
-    """Two threads with a group each, as code with a background all_gather has them."""
+    """Two threads with a group each, as in code with an all_gather in the background."""
     groups, failures = [dist.new_group() for _ in range(2)], []
 
     def call(group, slot):
@@ -334,16 +397,16 @@ def use_threads(rank, folder):
     assert failures == []
 
 
-def test_threads_with_groups(play):
-    play(use_threads)
+def test_threads_with_groups(run):
+    run(use_threads)
 
 
 # ---- other ways to call --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("function", [call_methods, meet_at_barriers])
-def test_methods_and_barriers(play, function):
-    play(function)
+def test_methods_and_barriers(run, function):
+    run(function)
 
 
 def coalesce(rank, folder):
@@ -360,13 +423,13 @@ def coalesce(rank, folder):
         reduce(tensors)
         same_each(tensors, [total((2, 3)), total((4,), 1)])
     out = [torch.zeros(1) for _ in range(RANKS)]
-    with coalescing(device=torch.device("cpu")):  # these are not kept back
+    with coalescing(device=torch.device("cpu")):  # these are not delayed
         dist.all_gather(out, torch.tensor([rank + 1.0]))
     assert [each.item() for each in out] == [1, 2, 3]
 
 
-def test_coalescing(play):
-    play(coalesce)
+def test_coalescing(run):
+    run(coalesce)
 
 
 def call_functional(rank, folder):
@@ -403,5 +466,5 @@ def call_functional(rank, folder):
     dist.barrier()
 
 
-def test_functional_collectives(play):
-    play(call_functional)
+def test_functional_collectives(run):
+    run(call_functional)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 import torch.distributed as upstream
 import unisono.torch.distributed as dist
 from tests.helpers.tensors import RANKS, make, same, zeros
-from unisono.errors import MismatchError
+from unisono.core.engine import DONE
+from unisono.errors import CommTimeout, MismatchError
 
 CASES = []
 
@@ -100,7 +102,7 @@ def reduce_scatter_of_different_shapes(world, kind):
 @case
 def reduce_scatter_single(world, kind):
     for function in (dist.reduce_scatter_single, dist.reduce_scatter_tensor):
-        for shape in ((6, 2), (3, 2, 2)):  # one behind the other, and stacked
+        for shape in ((6, 2), (3, 2, 2)):  # joined, and stacked
             whole = make(kind, np.arange(12).reshape(shape))
             out = zeros(kind, 2, 2)
             work = function(out, whole, async_op=True)
@@ -271,6 +273,22 @@ def recv_from_any(world, kind):
 
 
 @case
+def messages_to_oneself(world, kind):
+    """Some engines end these before they return; each work has its own result anyway."""
+    me = world.rank
+    sent = [make(kind, [me]), make(kind, [me + 10])]
+    landing = [zeros(kind, 1), zeros(kind, 1)]
+    works = [dist.isend(tensor, me, tag=tag) for tag, tensor in enumerate(sent)]
+    works += [dist.irecv(tensor, me, tag=tag) for tag, tensor in enumerate(landing)]
+    for work, tensor in zip(works, [*sent, *landing], strict=True):
+        (result,) = work.result()
+        assert result is tensor
+    same(landing[0], [me])
+    same(landing[1], [me + 10])
+    assert DONE.value is None
+
+
+@case
 def isend_and_irecv(world, kind):
     to, back = (world.rank + 1) % RANKS, (world.rank - 1) % RANKS
     y = zeros(kind, 1)
@@ -353,7 +371,7 @@ def object_lists_are_checked(world, kind):
     if world.rank == 0:
         with pytest.raises(ValueError, match="3 objects"):
             dist.scatter_object_list([None], [1, 2])
-        with pytest.raises(IndexError, match="1 places for the objects of 3 ranks"):
+        with pytest.raises(IndexError, match="room for 1 objects, but there are 3 ranks"):
             dist.gather_object(1, [None])
 
 
@@ -368,3 +386,27 @@ def lists_of_two_lengths(world):
 @pytest.mark.needs("mismatch")
 def test_broadcast_object_list_of_two_lengths_is_a_mismatch(world):
     assert world(2, lists_of_two_lengths, timeout=20) == [True, True]
+
+
+# ---- deadlines -----------------------------------------------------------------------------------
+
+
+def wait_for_rank_1(world, asynchronous):
+    """Rank 1 never comes; return what rank 0 gets, and after how many seconds."""
+    if world.rank == 1:
+        return None
+    began = time.monotonic()
+    try:
+        work = dist.barrier(async_op=asynchronous, timeout=timedelta(seconds=1))
+        if work is not None:
+            work.wait()
+    except CommTimeout as error:
+        return error.ranks, time.monotonic() - began
+    return "no error"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asynchronous"])
+def test_a_barrier_keeps_its_own_deadline(world, asynchronous):
+    ranks, seconds = world(2, wait_for_rank_1, asynchronous, timeout=40)[0]
+    assert ranks == (1,)
+    assert seconds < 30, "it waited for the group's timeout"

@@ -1,4 +1,4 @@
-"""The PyTorch face against the real thing: the same random calls through unisono and Gloo.
+"""The PyTorch face and torch.distributed: the same random calls through unisono and Gloo.
 
 Three processes have joined both worlds. Moves and integers must agree to the bit, float sums within
 rounding; errors must be instances of upstream's type. NumPy judges what Gloo cannot do.
@@ -31,7 +31,7 @@ OTHER_SUMS = ("int16", "uint16", "uint32", "uint64", "bool", "complex64", "compl
 DEVIATIONS = {
     "complex product": "torch refuses because it would view numbers as pairs; ours is right",
     "destroy twice": "leaving a world that one has left is harmless",
-    "empty batch": "nothing to do is not an error; torch stumbles over p2p_op_list[0]",
+    "empty batch": "nothing to do is not an error; torch fails at p2p_op_list[0]",
     "flat output of all_gather_single": "the count fits; NCCL accepts it, Gloo alone does not",
     "split_group": "torch splits only groups bound to a GPU",
     "get_group_rank of the world": "torch hands any number back unchecked",
@@ -41,7 +41,7 @@ DEVIATIONS = {
 
 @pytest.fixture(scope="module")
 def pool():
-    """Processes of their own, for they are in Gloo's world as well."""
+    """Processes of their own, because they are in Gloo's world as well."""
     every = worlds.Worlds()
     yield every
     every.close()
@@ -72,7 +72,7 @@ def join_gloo(world, path):
 
 
 def compare(world, path, seed):
-    """Run the calls of one seed through both modules; tell what was called and what differed."""
+    """Run the calls of one seed through both modules; return what was called and what differed."""
     warnings.simplefilter("ignore", FutureWarning)  # 2.13 has new names for two old ones
     table = join_gloo(world, path)
     called, wrong = collections.Counter(), []
@@ -82,9 +82,9 @@ def compare(world, path, seed):
         form = dice.choice(FORMS)
         if world.rank not in ranks:
             continue
-        place = ranks.index(world.rank)
-        expected, tolerance = verb(upstream, theirs, place, Draw(seed, call, ranks), torch_only)
-        results, _ = verb(dist, ours, place, Draw(seed, call, ranks), form)
+        rank = ranks.index(world.rank)
+        expected, tolerance = verb(upstream, theirs, rank, Draw(seed, call, ranks), torch_only)
+        results, _ = verb(dist, ours, rank, Draw(seed, call, ranks), form)
         called[verb.__name__] += len(results)
         if len(results) != len(expected) or any(
             differ(left, right, tolerance) for left, right in zip(results, expected, strict=True)
@@ -265,8 +265,8 @@ def test_same_errors_as_upstream(pool, meeting):
     for rank, found in enumerate(pool.run("shm", RANKS, misbehave, meeting)):
         for label, (theirs, ours) in found.items():
             agree = theirs[0] in ours if theirs else not ours
-            told = f"rank {rank}, {label}: upstream {theirs[:1]}, unisono {ours[:1]}"
-            assert agree != (label in DEVIATIONS), told
+            text = f"rank {rank}, {label}: upstream {theirs[:1]}, unisono {ours[:1]}"
+            assert agree != (label in DEVIATIONS), text
         assert sum(bool(theirs) for theirs, _ in found.values()) > 50
 
 

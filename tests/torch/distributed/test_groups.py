@@ -186,7 +186,7 @@ def one_is_late(world):
     if world.rank != 1:
         time.sleep(1.0)
         return None
-    # torch's own words have no figure
+    # torch's own text has no number
     waited = r"(barrier.* timeout of 0.2 s|.*torch.*) waiting for rank 1"
     said = rf"ranks \[2\] did not come within 0.2 s: {waited}"
     with pytest.raises(CommTimeout, match=said) as caught:
@@ -202,7 +202,7 @@ def test_monitored_barrier_names_who_is_missing(world):
 
 
 def parameters(function):
-    """Names, kinds and defaults; operators by name, for they are objects of different classes."""
+    """Names, kinds and defaults; operators by name, because their classes differ."""
     return [
         (p.name, p.kind, getattr(p.default, "name", p.default) if p.name == "op" else p.default)
         for p in inspect.signature(function).parameters.values()

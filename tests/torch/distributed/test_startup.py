@@ -180,6 +180,9 @@ def test_what_is_available(monkeypatch):
     for there in (dist.is_nccl_available, dist.is_ucc_available, dist.is_xccl_available):
         assert there() is False
     assert dist.is_mpi_available() is dist.is_backend_available("mpi")
+    # As in a torch with nccl, on which engine torch:nccl runs.
+    monkeypatch.setattr(upstream, "is_nccl_available", lambda: True)
+    assert dist.is_nccl_available() and dist.is_backend_available("cpu:gloo,cuda:nccl")
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     assert not dist.is_torchelastic_launched()
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")

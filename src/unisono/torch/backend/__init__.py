@@ -14,7 +14,7 @@ __all__ = ["register"]
 
 def register() -> None:
     """Make the name "unisono" known to torch.distributed; doing so twice is allowed."""
-    # Imported here, because importing torch may call this function in its turn.
+    # Imported here, because importing torch may call this function.
     import torch.distributed as dist
 
     if not dist.is_available() or "unisono" in dist.Backend.backend_list:
@@ -26,7 +26,7 @@ def register() -> None:
 
 
 def _create(options: Any, backend_options: Any) -> Any:
-    # Everybody's `import torch` comes by here, so what only a job needs is imported now.
+    # Every `import torch` imports this module, so what only a job needs is imported now.
     from unisono.torch.backend.startup import create
 
     return create(options, backend_options)

@@ -1,21 +1,21 @@
-"""What torch.compile has to know of us: nothing.
+"""Keeps torch.compile away from our methods.
 
-Compiled code calls DDP, DDP calls C++, and C++ calls the methods here; the compiler looks at every
-Python function on this way and would try to compile ours.
+Compiled code calls DDP, DDP calls C++, and C++ calls the methods here. The compiler looks at every
+Python function on the way, and would try to compile ours.
 """
 
 from __future__ import annotations
 
 from types import FunctionType
 
-__all__ = ["leave_alone"]
+__all__ = ["skip"]
 
 
-def leave_alone(kind: type) -> type:
-    """Tell the compiler to run the methods of a class, and all that they call, as they are.
+def skip(kind: type) -> type:
+    """Tell the compiler to run the methods of a class, and all that they call, uncompiled.
 
-    `torch.compiler.disable` says the same, but would cost each call a microsecond and the import
-    a second.
+    `torch.compiler.disable` does the same, but costs each call a microsecond and the import a
+    second.
     """
     try:
         from torch._C._dynamo.eval_frame import (
@@ -23,10 +23,10 @@ def leave_alone(kind: type) -> type:
             _FrameExecStrategy,
             set_code_exec_strategy,
         )
-    except ImportError:  # an older torch, where only a compiled DDP goes without
+    except ImportError:  # an older torch; only a compiled DDP would need this
         return kind
-    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+    strategy = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
     for method in vars(kind).values():
         if isinstance(method, FunctionType):
-            set_code_exec_strategy(method.__code__, skip)
+            set_code_exec_strategy(method.__code__, strategy)
     return kind

@@ -1,9 +1,9 @@
 """Futures of calls under way, and the thread that completes them and runs their callbacks.
 
 A callback may start calls itself (PowerSGD does), in a thread that races with the one that trains.
-So that all ranks see one order nevertheless, each group has one `Line`: a thread that completes
+To give all ranks one order nevertheless, each group has one `CallbackThread`, which completes
 futures and runs callbacks strictly in the order in which they were asked for, on every rank alike.
-Calls that callbacks start have an order of their own (see `Membership.here`).
+Calls that callbacks start have their own order (see `ProcessGroupBase.group_for_this_thread`).
 """
 
 from __future__ import annotations
@@ -18,59 +18,80 @@ from typing import Any
 import torch
 from unisono.core.engine import Work
 
-__all__ = ["Future", "Line", "current_line", "for_cpp", "for_python", "in_a_thread"]
+__all__ = [
+    "CallbackThread",
+    "Run",
+    "WorkFuture",
+    "current_callback_thread",
+    "future_for_cpp",
+    "run_in_new_thread",
+]
+
+#: Runs a job, now or later; the flag says whether the job can run without any job before it.
+Run = Callable[[Callable[[], None], bool], None]
+
+#: The callback threads of this process, by thread id.
+_threads: dict[int, CallbackThread] = {}
 
 
-#: The lines that live in this process, by the number of their thread.
-_lines: dict[int, Line] = {}
-
-
-class Line:
-    """A thread that does one thing after the other."""
+class CallbackThread:
+    """A thread that runs one job after the other."""
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closing = threading.Lock()
         self._closed = False
-        self._workers = torch.get_num_threads()
-        # A daemon, for a thread that waits for others must not keep the interpreter from ending.
+        self._torch_threads = torch.get_num_threads()
+        # A daemon: a thread that waits for other ranks must not keep the interpreter from ending.
         self._thread = threading.Thread(target=self._serve, name=f"unisono {name}", daemon=True)
         self._thread.start()
 
-    def run(self, job: Callable[[], None]) -> None:
-        """Do `job` after all that was asked for before; at once if a callback asks."""
-        if current_line() is not self:
+    def run(self, job: Callable[[], None], ready: bool) -> None:
+        """Run `job` after all jobs before it; a `ready` job of a callback runs immediately.
+
+        Otherwise a callback that waits for such a job would wait forever.
+        """
+        if not (ready and current_callback_thread() is self):
             with self._closing:
                 if not self._closed:
                     self._jobs.put(job)
                     return
-        job()  # a closed line comes from a closed group, whose calls have all ended
+        job()  # the thread of a closed group ends, and so have all calls of that group
 
     def close(self, seconds: float) -> None:
-        """End when the jobs so far are done, and wait for that for so long."""
+        """End after the jobs so far, and wait up to `seconds` for that."""
         with self._closing:
             self._closed = True
             self._jobs.put(None)
-        if current_line() is not self:
+        if current_callback_thread() is not self:
             self._thread.join(seconds)
 
     def _serve(self) -> None:
         number = threading.get_ident()
-        _lines[number] = self
-        torch.set_num_threads(self._workers)  # OpenMP keeps the number for each thread
+        _threads[number] = self
+        torch.set_num_threads(self._torch_threads)  # OpenMP keeps the number for each thread
         while (job := self._jobs.get()) is not None:
             job()
-            del job  # it holds tensors, and the next one may be far away
-        del _lines[number]
+            del job  # it holds tensors, and the next one may come much later
+        del _threads[number]
 
 
-def current_line() -> Line | None:
-    """The line whose thread this is, because a callback runs; None for all other threads."""
-    return _lines.get(threading.get_ident()) if _lines else None
+def current_callback_thread() -> CallbackThread | None:
+    """The callback thread that this code runs in; None in all other threads."""
+    return _threads.get(threading.get_ident()) if _threads else None
+
+
+def run_in_new_thread(job: Callable[[], None], ready: bool) -> None:
+    """Run `job` in a thread of its own: messages end in any order, so none waits for another."""
+    threading.Thread(target=job, name="unisono message", daemon=True).start()
 
 
 class _Failure:
-    """What a future holds instead of a value. DDP shows its text, and Python raises its error."""
+    """What a future holds instead of a value, because torch cannot set an error from Python.
+
+    Python code gets the error itself, by `unwrap`. C++ does not unwrap: it shows the value's text,
+    or pickles the value to find the tensors in it, which raises the error there too.
+    """
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -78,62 +99,73 @@ class _Failure:
     def __str__(self) -> str:
         return "".join(traceback.format_exception(self.error)).strip()
 
+    def __reduce__(self) -> Any:
+        raise self.error
+
     @staticmethod
     def unwrap(value: Any) -> Any:
         """Raise the error; torch calls this with the value of a future that has failed."""
         raise value.error
 
 
-class Future(torch.futures.Future):  # type: ignore[misc]
-    """A future for Python code; `then` and what comes after it run in the line, in order.
+class WorkFuture(torch.futures.Future):  # type: ignore[misc]
+    """The future of a call, for Python code; `run` says where callbacks run.
 
-    torch's own runs a callback wherever it happens to be complete: in the thread that asks or in
-    the one that completes it, which may differ between ranks.
+    torch's own future runs a callback in the thread that attaches it or in the one that completes
+    the future, whichever comes last: that may differ between ranks.
     """
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, run: Run) -> None:
         super().__init__()
-        self._line = line
+        self._run = run
         self._complete = threading.Event()
 
+    @classmethod
+    def of(cls, work: Work, run: Run) -> WorkFuture:
+        """The future of the result of a call."""
+        future = cls(run)
+        run(lambda: future._fill(work.result), True)
+        return future
+
     def wait(self) -> Any:
-        """Return its value, or raise its error; lets Ctrl-C through, which C++ does not."""
+        """Return its value, or raise its error; Ctrl-C interrupts it, unlike torch's own."""
         self._complete.wait()
         return super().wait()
 
-    def then(self, callback: Callable[[Any], Any]) -> Future:
+    def then(self, callback: Callable[[Any], Any]) -> WorkFuture:
         """A future of what `callback` returns, which gets this one when it is complete."""
-        child = Future(self._line)
-        self._line.run(lambda: child.fill(lambda: callback(self)))
+        child = WorkFuture(self._run)
+
+        def run_callback() -> None:
+            self._complete.wait()
+            child._fill(lambda: callback(self))
+
+        self._run(run_callback, self._complete.is_set())
         return child
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Run `callback` with this future when it is complete; its errors are lost, as upstream."""
+        """Run `callback` with this future when it is complete; its errors are lost, as in torch."""
         self.then(callback)
 
-    def fill(self, make: Callable[[], Any]) -> None:
+    def _fill(self, make: Callable[[], Any]) -> None:
         """Complete it with what `make` returns or raises."""
         try:
             value = make()
-        except BaseException as error:  # whoever waits has to hear of an exit as well
+        except BaseException as error:  # those who wait must also learn of a SystemExit
             self._set_unwrap_func(_Failure.unwrap)
             value = _Failure(error)
         self.set_result(value)
         self._complete.set()
 
 
-def for_python(work: Work, line: Line) -> Future:
-    """The future of a call whose work was handed to Python code."""
-    future = Future(line)
-    line.run(lambda: future.fill(work.result))
-    return future
+def future_for_cpp(work: Work, run: Run) -> Any:
+    """The future of a call for C++, as DDP asks for it: an error is one in C++ too.
 
-
-def for_cpp(work: Work, run: Callable[[Callable[[], None]], None]) -> Any:
-    """The future of a call that C++ started, as DDP does; `run` says where it is waited for.
-
-    C++ reads its value without a look at what it is, so an error must be one in C++ as well: that
-    is what torch makes of an exception in a callback.
+    DDP would see the error of a `WorkFuture` as well, but only while it runs Python code to look at
+    the value, and a Ctrl-C that came meanwhile would be lost in there. One class cannot serve both:
+    torch makes an error in C++ only of an exception in a callback, in the future that `then`
+    returns, and that is always of torch's own class. Changing its `__class__` is refused. A future
+    for another device, where torch looks at values early, has no callbacks.
     """
     ended: Any = torch.futures.Future()
     future = ended.then(lambda _: work.result())
@@ -143,10 +175,5 @@ def for_cpp(work: Work, run: Callable[[Callable[[], None]], None]) -> Any:
             work.wait()
         ended.set_result(None)
 
-    run(end)
+    run(end, True)
     return future
-
-
-def in_a_thread(job: Callable[[], None]) -> None:
-    """Do `job` in a thread of its own: messages end in any order, so no line suits them."""
-    threading.Thread(target=job, name="unisono message", daemon=True).start()

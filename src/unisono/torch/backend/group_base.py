@@ -1,56 +1,55 @@
-"""What a group is for torch, apart from its calls: its names, its subgroups, its end."""
+"""What a group is for torch, apart from its calls: its threads, names, subgroups and end."""
 
 from __future__ import annotations
 
 import atexit
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from unisono.core import environment
-from unisono.core.engine import Engine
+from unisono.core.engine import DRAIN_SECONDS, Engine
 from unisono.core.groups import Group
 from unisono.errors import NotReady
-from unisono.torch.backend.dynamo import leave_alone
-from unisono.torch.backend.futures import Line, current_line
+from unisono.torch.backend.dynamo import skip
+from unisono.torch.backend.futures import CallbackThread, current_callback_thread
 
-__all__ = ["Membership"]
+__all__ = ["ProcessGroupBase"]
 
-_DRAIN = 2.0  # seconds that callbacks have to end when the group is closed
-
-_alive: weakref.WeakSet[Membership] = weakref.WeakSet()
+_alive: weakref.WeakSet[ProcessGroupBase] = weakref.WeakSet()
 
 
-@leave_alone
-class Membership(dist.ProcessGroup):  # type: ignore[misc]
-    """One rank's place in a group, for torch."""
+@skip
+class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
+    """One rank's membership in a group, for torch."""
 
     def __init__(self, core: Group, store: Any, timeout: timedelta, options: Any) -> None:
         super().__init__(core.rank(), core.size())
         self._core = core
         self._store = store
         self._for_callbacks: dict[str, Group] = {}
-        self._line: Line | None = None
-        self._names = ["", ""]
+        self._callback_thread: CallbackThread | None = None
+        self._name = ""
+        self._description = ""
         _alive.add(self)
 
     # ---- threads ----
 
-    def here(self) -> Group:
+    def group_for_this_thread(self) -> Group:
         """The core's group for calls from this thread.
 
-        Callbacks have one of their own, with the same ranks: whether the thread that trains starts
-        its next call before or after theirs may differ from rank to rank, but each thread does what
-        it does in the same order everywhere. So do the callbacks of other groups, whose names may
-        differ from rank to rank, as those of the rows of a mesh do: they share one.
+        Callbacks have another one, with the same ranks: whether the thread that trains starts its
+        next call before or after theirs may differ between ranks, but each thread makes its calls
+        in the same order on every rank. The callbacks of all other groups share one more, because
+        the names of those groups may differ between ranks, as in the rows of a mesh.
         """
-        line = current_line()
-        if line is None:
+        thread = current_callback_thread()
+        if thread is None:
             return self._core
-        whose = "its callbacks" if line is self._line else "callbacks of other groups"
+        whose = "its callbacks" if thread is self._callback_thread else "callbacks of other groups"
         if whose not in self._for_callbacks:
             core, name = self._core, f"{self._core.name} in {whose}"
             # Not by core.split: it counts, and another thread may split at the same time.
@@ -58,11 +57,11 @@ class Membership(dist.ProcessGroup):  # type: ignore[misc]
             self._for_callbacks[whose] = Group(name, core.ranks, engine, core.rank)
         return self._for_callbacks[whose]
 
-    def line(self) -> Line:
-        """The thread for futures and callbacks; it exists from the first of them on."""
-        if self._line is None:
-            self._line = Line(f"callbacks of group {self._core.name}")
-        return self._line
+    def run_in_order(self, job: Callable[[], None], ready: bool) -> None:
+        """Run a job of a future in the callback thread, which exists from the first one on."""
+        if self._callback_thread is None:
+            self._callback_thread = CallbackThread(f"callbacks of group {self._core.name}")
+        self._callback_thread.run(job, ready)
 
     # ---- subgroups ----
 
@@ -86,9 +85,9 @@ class Membership(dist.ProcessGroup):  # type: ignore[misc]
         if self._core.rank not in ranks:
             return None
         name = group_name or f"{self._core.name}:{','.join(map(str, ranks))}"
-        patience = timeout or timedelta(seconds=self._engine().timeout)
+        limit = timeout or timedelta(seconds=self._engine().timeout)
         store = dist.PrefixStore(f"{name}/", self._store)
-        child = type(self)(self.split_core(ranks, name, patience), store, patience, opts)
+        child = type(self)(self.split_core(ranks, name, limit), store, limit, opts)
         child.setGroupName(name)
         child.setGroupDesc(group_desc or "")
         return child
@@ -101,15 +100,15 @@ class Membership(dist.ProcessGroup):  # type: ignore[misc]
         self._core.close()
         for group in self._for_callbacks.values():
             group.close()
-        if self._line is not None:
-            self._line.close(_DRAIN)
+        if self._callback_thread is not None:
+            self._callback_thread.close(DRAIN_SECONDS)
 
     def abort(self) -> None:
-        """Leave the group; others hear of it at once."""
+        """Leave the group; the other ranks get an error at once."""
         self.shutdown()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Let calls from now on wait so long for others."""
+        """Set how long calls from now on wait for other ranks."""
         self._engine().timeout = environment.timeout(timeout.total_seconds())
 
     # ---- what torch asks, partly from C++ ----
@@ -120,22 +119,22 @@ class Membership(dist.ProcessGroup):  # type: ignore[misc]
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
         """Keep torch's name; functional collectives find the group by it."""
-        self._names[0] = name
+        self._name = name
 
     def getGroupName(self) -> str:  # noqa: N802
         """Return torch's name."""
-        return self._names[0]
+        return self._name
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
         """Keep the user's description."""
-        self._names[1] = description
+        self._description = description
 
     def getGroupDesc(self) -> str:  # noqa: N802
         """Return the user's description."""
-        return self._names[1]
+        return self._description
 
     def get_group_store(self) -> Any:
-        """Return the store that its ranks met in."""
+        """Return the store of its rendezvous."""
         return self._store
 
     @property
@@ -159,7 +158,7 @@ class Membership(dist.ProcessGroup):  # type: ignore[misc]
 
 @atexit.register
 def _leave() -> None:
-    """A process that ends without destroy_process_group leaves its groups all the same."""
+    """Leave all groups in a process that ends without destroy_process_group."""
     for group in list(_alive):
         if group._core.engine is not None:
             group._core.engine.exit()

@@ -1,7 +1,7 @@
-"""CUDA tensors beside ours: nccl, on the same group.
+"""CUDA tensors: nccl, on the same group.
 
-torch does not put a backend that is written in Python together with another one, so where nccl is
-there, ours brings it along: each method looks where its tensors are, and hands those of a GPU on.
+torch does not combine a backend that is written in Python with another one. So where nccl is there,
+our group has one of its own: each method passes CUDA tensors to it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from unisono.core.groups import Group
-from unisono.torch.backend.dynamo import leave_alone
+from unisono.torch.backend.dynamo import skip
 from unisono.torch.backend.process_group import UnisonoGroup
 
-__all__ = ["GroupWithNccl", "is_there"]
+__all__ = ["GroupWithNccl", "is_usable"]
 
 #: Methods of a group, with the names that a backend has for them.
 _ROUTES = {
@@ -50,7 +50,7 @@ _BATCHES = {
 }
 
 
-def is_there() -> bool:
+def is_usable() -> bool:
     """Whether this torch has nccl and sees a GPU."""
     return bool(dist.is_nccl_available() and torch.cuda.is_available())
 
@@ -141,4 +141,4 @@ for _name, _theirs in _ROUTES.items():
     setattr(GroupWithNccl, _name, _route(_name, _theirs))
 for _name, _theirs in _BATCHES.items():
     setattr(GroupWithNccl, _name, _batch(_name, _theirs))
-leave_alone(GroupWithNccl)
+skip(GroupWithNccl)

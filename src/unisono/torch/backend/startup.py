@@ -1,4 +1,4 @@
-"""Making the groups that torch asks for: the first one out of a store, others by splitting it."""
+"""Makes the groups that torch asks for: the first one from a store, others by splitting it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def create(options: Any, backend_options: Any) -> UnisonoGroup:
         core = world.split_core(ranks, options.group_id, options.timeout)
     else:
         core = _open(options)
-    kind = nccl.GroupWithNccl if nccl.is_there() else UnisonoGroup
+    kind = nccl.GroupWithNccl if nccl.is_usable() else UnisonoGroup
     return kind(core, options.store, options.timeout, backend_options)
 
 
 def _open(options: Any) -> Group:
-    """A world of its own: torch's default group, or a group beside another backend's."""
+    """A world of its own: torch's default group, or a group next to another backend's."""
     launch = rendezvous.exchange_hosts(
         options.store, options.group_rank, options.group_size, "torch's store"
     )

@@ -1,32 +1,30 @@
-"""Works as torch wants them, around the core's."""
+"""Works as torch wants them, each around one work of the core."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 from unisono.core.engine import Work
-from unisono.torch.backend import futures
-from unisono.torch.backend.dynamo import leave_alone
-from unisono.torch.backend.futures import Line
+from unisono.torch.backend.dynamo import skip
+from unisono.torch.backend.futures import Run, WorkFuture, future_for_cpp, run_in_new_thread
 
-__all__ = ["FINISHED", "Message", "Pending", "Together"]
+__all__ = ["FINISHED", "CollectiveWork", "MessageWork"]
 
-_NO_LIMIT = timedelta(0)  # and below: what torch passes where no limit is meant
+_NO_LIMIT = timedelta(0)  # torch passes this, or less, where it means no limit
 
 
-@leave_alone
-class _Finished(dist.Work):  # type: ignore[misc]
+@skip
+class _FinishedWork(dist.Work):  # type: ignore[misc]
     """The work of every call that ended before it returned; one object serves them all.
 
-    torch's functions ask it for nothing but `wait`: making a new one would cost as much as a third
-    of a small call.
+    torch's functions only call its `wait`, and a new object would cost a third of a small call.
     """
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
-        """Return at once."""
+        """Return immediately."""
         return True
 
     def is_completed(self) -> bool:
@@ -38,18 +36,17 @@ class _Finished(dist.Work):  # type: ignore[misc]
         return True
 
 
-FINISHED = _Finished()
+FINISHED = _FinishedWork()
 
 
-@leave_alone
-class Pending(dist.Work):  # type: ignore[misc]
-    """A collective under way."""
+@skip
+class CollectiveWork(dist.Work):  # type: ignore[misc]
+    """A collective under way; `run` says where the callbacks of its future run."""
 
-    def __init__(self, work: Work, line: Callable[[], Line], for_python: bool) -> None:
+    def __init__(self, work: Work, run: Run) -> None:
         super().__init__()
         self._work = work
-        self._line = line
-        self._for_python = for_python
+        self._run = run
         self._future: Any = None
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
@@ -57,7 +54,7 @@ class Pending(dist.Work):  # type: ignore[misc]
         return self._work.wait(timeout if timeout > _NO_LIMIT else None)
 
     def synchronize(self) -> None:
-        """Wait, for there is no stream that could."""
+        """Wait: there is no stream that could."""
         self._work.wait()
 
     def is_completed(self) -> bool:
@@ -80,25 +77,21 @@ class Pending(dist.Work):  # type: ignore[misc]
     def get_future(self) -> Any:
         """A future of the tensors that hold the result; made when it is first asked for."""
         if self._future is None:
-            self._future = self._make_future()
+            # C++ has no frame: if it called, this is the frame of the code that called C++, which
+            # does not name this method. A wrong guess would cost what `future_for_cpp` describes.
+            by_python = "get_future" in sys._getframe(1).f_code.co_names
+            make = WorkFuture.of if by_python else future_for_cpp
+            self._future = make(self._work, self._run)
         return self._future
 
-    def _make_future(self) -> Any:
-        line = self._line()
-        if self._for_python:
-            return futures.for_python(self._work, line)
-        return futures.for_cpp(self._work, line.run)
 
-
-@leave_alone
-class Message(Pending):
-    """A message under way: it ends whenever its peer lets it, before or after others."""
+@skip
+class MessageWork(CollectiveWork):
+    """A message under way; it may end before messages that were started earlier."""
 
     def __init__(self, work: Work, peer: int | None) -> None:
-        dist.Work.__init__(self)
-        self._work = work
+        super().__init__(work, run_in_new_thread)
         self._peer = peer
-        self._future = None
 
     def source_rank(self) -> int:
         """The rank of the group that the message came from."""
@@ -108,22 +101,3 @@ class Message(Pending):
         return -1 if source is None else source
 
     _source_rank = source_rank
-
-    def _make_future(self) -> Any:
-        return futures.for_cpp(self._work, futures.in_a_thread)
-
-
-class Together(Work):
-    """Several calls as one: it has ended when all have."""
-
-    def __init__(self, works: Sequence[Work]) -> None:
-        super().__init__()
-        self._works = works
-        self.value = [tensor for work in works for tensor in work.value or ()]
-
-    def _poll(self) -> bool:
-        return all(work.is_completed() for work in self._works)
-
-    def _block(self, timeout: float | None) -> None:
-        for work in self._works:
-            work.wait(timeout)

@@ -1,13 +1,12 @@
-"""The PyTorch face: `torch.distributed` in the same words, for any tensor, on any engine.
+"""The PyTorch face: the functions of `torch.distributed`, for any tensor, on any engine.
 
-Results are written into tensors that you hand over. A call returns None, or a handle where
-`async_op` is true. What torch has and this module lacks is an AttributeError that says what to use.
+Results are written into tensors that you pass. A call returns None, or a work if `async_op` is
+true. A name that torch has and this module lacks is an AttributeError that says what to use.
 """
 
 from __future__ import annotations
 
-from typing import Any as _Any
-
+from unisono.core.arguments import missing_name as _missing_name
 from unisono.core.engine import ReduceOp, Work
 from unisono.core.groups import Group as ProcessGroup
 from unisono.torch.distributed.collectives import (
@@ -135,7 +134,7 @@ __all__ = [
     "split_group",
 ]
 
-#: What torch.distributed has and this module has not, with what comes nearest.
+#: What torch.distributed has and this module lacks, with what to use instead.
 _NEAREST = {
     "Backend": "the plain name of an engine, such as 'shm'",
     "BackendConfig": "get_backend()",
@@ -157,7 +156,7 @@ _NEAREST = {
     "init_device_mesh": "new_group() or new_subgroups()",
     "reduce_op": "ReduceOp",
     "rpc": "send_object_list()",
-    "supports_complex": "all_reduce() itself, which says so",
+    "supports_complex": "all_reduce(), which raises an error where it does not",
 }
 
 
@@ -166,8 +165,4 @@ def _make_nccl_premul_sum(factor: float) -> ReduceOp:
     return ReduceOp.premul_sum(factor)
 
 
-def __getattr__(name: str) -> _Any:
-    nearest = _NEAREST.get(name)
-    if nearest is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    raise AttributeError(f"torch.distributed.{name} is not in unisono; nearest: {nearest}")
+__getattr__ = _missing_name("torch.distributed", (), _NEAREST)

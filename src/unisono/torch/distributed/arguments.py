@@ -1,4 +1,7 @@
-"""What callers pass, turned into what the core takes; errors have the types of torch."""
+"""What callers pass, turned into what the core takes; errors have the types of torch.
+
+The checks that are torch's own rules are used by the backend too.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,28 @@ from datetime import timedelta
 from typing import Any
 
 from unisono.core import buffers, environment, groups
-from unisono.core.arguments import as_int
+from unisono.core.arguments import as_int, check_length, check_list, check_shape
 from unisono.core.buffers import Buffer
 from unisono.core.engine import ReduceOp, Work
 from unisono.core.groups import Group
-from unisono.errors import ArgumentError, ArgumentTypeError
+from unisono.errors import ArgumentError, ArgumentTypeError, CommTimeout
 
 __all__ = [
     "NON_GROUP_MEMBER",
     "blocking",
+    "check_entries",
+    "check_given_on_root",
+    "check_operator",
     "flag",
     "group_of",
     "handle",
     "is_member",
     "members",
-    "one_dtype",
     "operator",
     "root",
-    "same_shape",
+    "root_or_first",
     "seconds",
-    "shape_of",
+    "timeout_of_world",
     "view",
     "views",
 ]
@@ -35,14 +40,18 @@ __all__ = [
 #: What torch gives for a group to a rank that is not in it.
 NON_GROUP_MEMBER = -100
 
-_UNORDERED = frozenset(["min", "max", "band", "bor", "bxor"])  # not for complex numbers
+#: Operators that complex numbers do not have.
+_UNORDERED = frozenset(["min", "max", "band", "bor", "bxor"])
+
+
+# ---- groups --------------------------------------------------------------------------------------
 
 
 def group_of(group: Any) -> Group:
     """A group from an object, from its name in the MindSpore face, or None for the world."""
     if group is None or isinstance(group, (Group, str)):
         return groups.resolve(group)
-    if isinstance(group, int) and group == NON_GROUP_MEMBER:
+    if _is_non_member(group):
         raise ArgumentError("this rank is not in the group, so it knows nothing about it")
     raise ArgumentError(  # a ValueError, as in torch
         f"expected a group of unisono, got {type(group).__name__}; make it with new_group of "
@@ -52,23 +61,30 @@ def group_of(group: Any) -> Group:
 
 def is_member(group: Any) -> bool:
     """Tell whether this rank is in the group."""
-    if isinstance(group, int) and group == NON_GROUP_MEMBER:
-        return False
-    return group_of(group).rank >= 0
+    return not _is_non_member(group) and group_of(group).rank >= 0
+
+
+def _is_non_member(group: Any) -> bool:
+    return isinstance(group, int) and group == NON_GROUP_MEMBER
 
 
 def members(group: Any, verb: str) -> Group | None:
     """The group; None, with torch's warning, on a rank that is not in it."""
     if group is None:
         return groups.world()
-    if is_member(group):
-        return group_of(group)
+    if not _is_non_member(group):
+        found = group_of(group)
+        if found.rank >= 0:
+            return found
     warnings.warn(
         f"Running {verb} on global rank {groups.world().rank} which does not belong to the given "
         "group.",
         stacklevel=3,
     )
     return None
+
+
+# ---- ranks ---------------------------------------------------------------------------------------
 
 
 def root(group: Group, world_rank: int | None, group_rank: int | None, name: str) -> int:
@@ -92,6 +108,16 @@ def root(group: Group, world_rank: int | None, group_rank: int | None, name: str
     return group.ranks.index(rank)
 
 
+def root_or_first(group: Group, world_rank: int | None, group_rank: int | None, name: str) -> int:
+    """The root where torch has a default: rank 0 of the world, which must be in the group."""
+    if world_rank is None and group_rank is None:
+        world_rank = 0
+    return root(group, world_rank, group_rank, name)
+
+
+# ---- tensors -------------------------------------------------------------------------------------
+
+
 def view(tensor: Any, name: str) -> Buffer:
     """The memory of one tensor; the error names the parameter."""
     try:
@@ -102,51 +128,39 @@ def view(tensor: Any, name: str) -> Buffer:
 
 def views(tensors: Any, name: str) -> list[Buffer]:
     """The memory of each tensor of a list that is not empty."""
-    if not isinstance(tensors, list):
-        raise ArgumentTypeError(
-            f"parameter {name}: expected a list of tensors, got {type(tensors).__name__}"
-        )
-    if not tensors:
-        raise ArgumentError(f"parameter {name}: the list of tensors is empty")
+    check_list(tensors, f"parameter {name}")
+    check_length(tensors, f"parameter {name}")
     return [view(tensor, name) for tensor in tensors]
 
 
-def one_dtype(parts: Sequence[Buffer]) -> None:
-    """Refuse tensors of different dtypes, with a ValueError as in torch."""
-    first = parts[0].dtype
-    for part in parts:
-        if part.dtype is not first:
-            raise ArgumentError(
-                f"the tensors of one call must have one dtype, not {first.name} and "
-                f"{part.dtype.name}"
-            )
+def check_entries(group: Group, parts: Sequence[Buffer], own: Buffer, name: str) -> None:
+    """Refuse a list unless it has one entry for each rank, this rank's shaped like its tensor."""
+    check_length(parts, f"parameter {name}", group.size)
+    check_shape(parts[group.rank].shape, own.shape, f"parameter {name}: the entry of this rank")
 
 
-def shape_of(tensor: Any) -> tuple[int, ...]:
-    """The lengths of its dimensions; plain buffers have them as well, but do not say so."""
-    try:
-        shape: Any = getattr(tensor, "shape", None)
-        lengths: Any = memoryview(tensor).shape if shape is None else shape
-        return tuple(lengths)
-    except (RuntimeError, TypeError):  # a nested tensor, or a thing with a shape of another kind
-        raise ArgumentTypeError(f"{type(tensor).__name__} without a plain shape") from None
+def check_given_on_root(group: Group, root: int, tensors: Any, name: str) -> None:
+    """Refuse a list that is missing on the root, or that another rank gives."""
+    if group.rank == root and not tensors:
+        raise ArgumentError(f"parameter {name} must be given on the root, rank {root} of the group")
+    if group.rank != root and tensors:
+        raise ArgumentError(f"parameter {name} must not be given on other ranks than the root")
 
 
-def same_shape(entry: Any, tensor: Any, name: str) -> None:
-    """Refuse a list whose entry for this rank is shaped otherwise than this rank's tensor."""
-    ours, theirs = shape_of(tensor), shape_of(entry)
-    if ours != theirs:
-        raise ArgumentError(
-            f"parameter {name}: the entry of this rank has shape {theirs}, its tensor {ours}"
-        )
+# ---- operators -----------------------------------------------------------------------------------
 
 
 def operator(op: Any, data: Buffer) -> ReduceOp:
     """The operator, ours or real torch's, if numbers of this dtype can be combined with it."""
     known = op if type(op) is ReduceOp else _from_torch(op)
-    if data.dtype.kind == "complex" and known.name in _UNORDERED:
-        raise ArgumentError(f"complex numbers cannot be reduced with {known!r}")
+    check_operator(known, data)
     return known
+
+
+def check_operator(op: ReduceOp, data: Buffer) -> None:
+    """Refuse to order complex numbers; it is a ValueError, as in torch."""
+    if data.dtype.kind == "complex" and op.name in _UNORDERED:
+        raise ArgumentError(f"complex numbers cannot be reduced with {op!r}")
 
 
 def _from_torch(op: Any) -> ReduceOp:
@@ -159,6 +173,9 @@ def _from_torch(op: Any) -> ReduceOp:
         return ReduceOp.premul_sum(getattr(op, "factor", 1.0))
     found: ReduceOp = getattr(ReduceOp, name)
     return found
+
+
+# ---- how long a call waits, and what it returns --------------------------------------------------
 
 
 def flag(value: Any, name: str) -> bool:
@@ -183,8 +200,13 @@ def seconds(timeout: timedelta | None) -> float | None:
     return environment.timeout(timeout.total_seconds())
 
 
+def timeout_of_world(error: CommTimeout, group: Group, timeout: float | None) -> CommTimeout:
+    """The error of a monitored barrier: it names the missing ranks by their world ranks."""
+    late = [group.ranks[rank] for rank in error.ranks]
+    after = "in time" if timeout is None else f"within {timeout:g} s"
+    return CommTimeout(f"monitored_barrier: ranks {late} did not come {after}: {error}", late)
+
+
 def handle(work: Work, async_op: bool, tensors: list[Any]) -> Work | None:
     """What a call returns: nothing, or the work, whose result is these tensors."""
-    if not async_op:
-        return None
-    return work.with_value(tensors)
+    return work.with_value(tensors) if async_op else None

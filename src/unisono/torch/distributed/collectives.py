@@ -1,4 +1,4 @@
-"""The collectives of tensors: results are written into tensors that the caller hands over."""
+"""The collectives of tensors: results are written into tensors that the caller passes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from datetime import timedelta
 from typing import Any
 
 from unisono.core import dispatch, environment, packing
-from unisono.core.arguments import as_ints
+from unisono.core.arguments import check_length, check_list, check_one_dtype, split_counts
 from unisono.core.buffers import Buffer
 from unisono.core.engine import ReduceOp, Work
 from unisono.core.groups import Group
-from unisono.errors import ArgumentError, ArgumentTypeError, CommTimeout
+from unisono.errors import CommTimeout
 from unisono.torch.distributed import arguments
 
 __all__ = [
@@ -54,7 +54,7 @@ def all_reduce_coalesced(
     """Combine each tensor of a list over the group, in place, in one call."""
     every = tensors if isinstance(tensors, (list, tuple)) else [tensors]
     parts = arguments.views(every, "tensors")
-    arguments.one_dtype(parts)
+    check_one_dtype(parts)
     members = arguments.members(group, "all_reduce_coalesced")
     if members is None:
         return None
@@ -113,11 +113,11 @@ def all_gather(
     """Collect every rank's tensor in `tensor_list`, on every rank; sizes may differ."""
     parts = arguments.views(tensor_list, "tensor_list")
     source = arguments.view(tensor, "tensor")
-    arguments.one_dtype([*parts, source])
+    check_one_dtype([*parts, source])
     members = arguments.members(group, "all_gather")
     if members is None:
         return None
-    _check_entries(members, tensor_list, tensor, "tensor_list")
+    arguments.check_entries(members, parts, source, "tensor_list")
     landing, counts = packing.unpack_buffers_on_completion(parts)
     work = dispatch.all_gather(
         members, source, landing, counts, blocking=arguments.blocking(async_op)
@@ -128,7 +128,7 @@ def all_gather(
 def all_gather_single(
     output_tensor: Any, input_tensor: Any, group: Group | None = None, async_op: bool = False
 ) -> Work | None:
-    """Collect every rank's tensor in one: one behind the other, or stacked, as it is shaped."""
+    """Collect every rank's tensor in one: joined or stacked, as the output is shaped."""
     source = arguments.view(input_tensor, "input_tensor")
     target = arguments.view(output_tensor, "output_tensor")
     members = arguments.members(group, "all_gather_single")
@@ -156,13 +156,11 @@ def all_gather_coalesced(
     if members is None:
         return None
     inputs = arguments.views(input_tensor_list, "input_tensor_list")
-    if not isinstance(output_tensor_lists, list):
-        raise ArgumentTypeError("parameter output_tensor_lists: expected a list of lists")
-    if not output_tensor_lists:
-        raise ArgumentError("parameter output_tensor_lists: the list of lists is empty")
+    check_list(output_tensor_lists, "parameter output_tensor_lists")
+    check_length(output_tensor_lists, "parameter output_tensor_lists")
     rows = [arguments.views(row, "output_tensor_lists") for row in output_tensor_lists]
     flat = [part for row in rows for part in row]
-    arguments.one_dtype([*inputs, *flat])
+    check_one_dtype([*inputs, *flat])
     source, _ = packing.pack_buffers(inputs)
     landing, _ = packing.unpack_buffers_on_completion(flat)
     counts = [sum(part.count for part in row) for row in rows]
@@ -184,15 +182,15 @@ def gather(
     """Collect every rank's tensor in `gather_list` of rank `dst`; sizes may differ."""
     source = arguments.view(tensor, "tensor")
     parts = _views_or_none(gather_list, "gather_list")
-    arguments.one_dtype([source, *parts])
+    check_one_dtype([source, *parts])
     members = arguments.members(group, "gather")
     if members is None:
         return None
-    root = _root_or_first(members, dst, group_dst, "dst")
-    _check_given_on_root(members, root, gather_list, "gather_list")
+    root = arguments.root_or_first(members, dst, group_dst, "dst")
+    arguments.check_given_on_root(members, root, gather_list, "gather_list")
     landing, counts = None, None
     if gather_list:
-        _check_entries(members, gather_list, tensor, "gather_list")
+        arguments.check_entries(members, parts, source, "gather_list")
         landing, counts = packing.unpack_buffers_on_completion(parts)
     work = dispatch.gather(
         members, source, landing, root, counts, blocking=arguments.blocking(async_op)
@@ -208,18 +206,18 @@ def scatter(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Work | None:
-    """Deal the tensors of `scatter_list` of rank `src` out, one to each rank; sizes may differ."""
+    """Distribute the tensors of `scatter_list` of rank `src` to the ranks; sizes may differ."""
     target = arguments.view(tensor, "tensor")
     parts = _views_or_none(scatter_list, "scatter_list")
-    arguments.one_dtype([target, *parts])
+    check_one_dtype([target, *parts])
     members = arguments.members(group, "scatter")
     if members is None:
         return None
-    root = _root_or_first(members, src, group_src, "src")
-    _check_given_on_root(members, root, scatter_list, "scatter_list")
+    root = arguments.root_or_first(members, src, group_src, "src")
+    arguments.check_given_on_root(members, root, scatter_list, "scatter_list")
     source, counts = None, None
     if scatter_list:
-        _check_entries(members, scatter_list, tensor, "scatter_list")
+        arguments.check_entries(members, parts, target, "scatter_list")
         source, counts = packing.pack_buffers(parts)
     work = dispatch.scatter(
         members, source, target, root, counts, blocking=arguments.blocking(async_op)
@@ -237,11 +235,11 @@ def reduce_scatter(
     """Combine every rank's list and leave entry `rank` of the result in `output`."""
     target = arguments.view(output, "output")
     parts = arguments.views(input_list, "input_list")
-    arguments.one_dtype([target, *parts])
+    check_one_dtype([target, *parts])
     members = arguments.members(group, "reduce_scatter")
     if members is None:
         return None
-    _check_entries(members, input_list, output, "input_list")
+    arguments.check_entries(members, parts, target, "input_list")
     operator = arguments.operator(op, target)
     source, counts = packing.pack_buffers(parts)
     work = dispatch.reduce_scatter(
@@ -293,7 +291,7 @@ def all_to_all(
         return None
     outputs = arguments.views(output_tensor_list, "output_tensor_list")
     inputs = arguments.views(input_tensor_list, "input_tensor_list")
-    arguments.one_dtype([*outputs, *inputs])
+    check_one_dtype([*outputs, *inputs])
     source, sends = packing.pack_buffers(inputs)
     landing, receives = packing.unpack_buffers_on_completion(outputs)
     work = dispatch.all_to_all(
@@ -315,9 +313,12 @@ def all_to_all_single(
     if members is None:
         return None
     target, source = arguments.view(output, "output"), arguments.view(input, "input")
-    arguments.one_dtype([target, source])
-    sends = _counts(members, input, source, input_split_sizes, "input")
-    receives = _counts(members, output, target, output_split_sizes, "output")
+    check_one_dtype([target, source])
+    size = members.size
+    sends = split_counts(source.shape, source.count, input_split_sizes, size, "input_split_sizes")
+    receives = split_counts(
+        target.shape, target.count, output_split_sizes, size, "output_split_sizes"
+    )
     work = dispatch.all_to_all(
         members, source, target, sends, receives, blocking=arguments.blocking(async_op)
     )
@@ -330,7 +331,7 @@ def barrier(
     device_ids: list[int] | None = None,
     timeout: timedelta | None = None,
 ) -> Work | None:
-    """Wait until every rank of the group has come here; `device_ids` has no meaning here."""
+    """Wait until every rank of the group has called this; `device_ids` has no meaning here."""
     members = arguments.members(group, "barrier")
     if members is None:
         return None
@@ -352,24 +353,13 @@ def monitored_barrier(
     if members is None:
         return
     if isinstance(timeout, float):
-        patience: float | None = environment.timeout(timeout)
+        seconds: float | None = environment.timeout(timeout)
     else:
-        patience = arguments.seconds(timeout)
+        seconds = arguments.seconds(timeout)
     try:
-        dispatch.barrier(members, timeout=patience)
+        dispatch.barrier(members, timeout=seconds)
     except CommTimeout as error:
-        late = [members.ranks[rank] for rank in error.ranks]
-        after = "in time" if patience is None else f"within {patience:g} s"
-        raise CommTimeout(
-            f"monitored_barrier: ranks {late} did not come {after}: {error}", late
-        ) from None
-
-
-def _root_or_first(group: Group, world_rank: int | None, group_rank: int | None, name: str) -> int:
-    """The root where torch has a default: rank 0 of the world, which must be in the group."""
-    if world_rank is None and group_rank is None:
-        world_rank = 0
-    return arguments.root(group, world_rank, group_rank, name)
+        raise arguments.timeout_of_world(error, members, seconds) from None
 
 
 def _views_or_none(tensors: Any, name: str) -> list[Buffer]:
@@ -377,44 +367,3 @@ def _views_or_none(tensors: Any, name: str) -> list[Buffer]:
     if tensors is None or (isinstance(tensors, list | tuple) and not tensors):
         return []
     return arguments.views(tensors, name)
-
-
-def _check_given_on_root(group: Group, root: int, tensors: Any, name: str) -> None:
-    if group.rank == root and not tensors:
-        raise ArgumentError(f"parameter {name} must be given on the root, rank {root} of the group")
-    if group.rank != root and tensors:
-        raise ArgumentError(f"parameter {name} must not be given on other ranks than the root")
-
-
-def _check_entries(group: Group, tensors: list[Any], tensor: Any, name: str) -> None:
-    """One entry for each rank, and that of this rank shaped like its tensor."""
-    if len(tensors) != group.size:
-        raise ArgumentError(
-            f"parameter {name} has {len(tensors)} entries for a group of {group.size} ranks"
-        )
-    arguments.same_shape(tensors[group.rank], tensor, name)
-
-
-def _counts(
-    group: Group, tensor: Any, data: Buffer, splits: Sequence[int] | None, name: str
-) -> list[int]:
-    """How many elements go to each rank, from how many rows do."""
-    shape = arguments.shape_of(tensor)
-    if not shape:
-        raise ArgumentError(f"parameter {name} has no dimension that could be split")
-    rows = shape[0]
-    lengths = [] if splits is None else as_ints(splits, f"{name}_split_sizes")
-    if not lengths:
-        if rows % group.size:
-            raise ArgumentError(
-                f"{rows} rows of {name} cannot be shared equally by {group.size} ranks; "
-                f"give {name}_split_sizes"
-            )
-        lengths = [rows // group.size] * group.size
-    if len(lengths) != group.size or sum(lengths) != rows or min(lengths) < 0:
-        raise ArgumentError(
-            f"{name}_split_sizes {lengths} must share {rows} rows of {name} between "
-            f"{group.size} ranks"
-        )
-    width = data.count // rows if rows else 0
-    return [length * width for length in lengths]

@@ -1,4 +1,4 @@
-"""Groups of ranks, and who is who in them."""
+"""Groups of ranks: making them, and the ranks in them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class GroupMember(metaclass=_World):
 
 
 def get_rank(group: Group | None = None) -> int:
-    """This rank's place in the group; -1 if it is not a member."""
+    """This rank's number in the group; -1 if it is not a member."""
     return arguments.group_of(group).rank() if arguments.is_member(group) else -1
 
 
@@ -62,7 +62,7 @@ def get_world_size(group: Group | None = None) -> int:
 
 
 def get_backend(group: Group | None = None) -> str:
-    """The name of the engine that runs here, whatever backend was asked for."""
+    """The name of the group's engine, whatever backend was asked for."""
     engine = arguments.group_of(group).engine
     if engine is None:
         raise NotReady("this rank is not in the group, or the group is closed")
@@ -93,7 +93,7 @@ def get_process_group_ranks(group: Group | None) -> list[int]:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """This rank's place on its host, as the launcher told it."""
+    """This rank's number on its host, as the launcher set it."""
     if "LOCAL_RANK" in os.environ:
         return int(os.environ["LOCAL_RANK"])
     if fallback_rank is None:
@@ -119,15 +119,15 @@ def new_group(
     is on the engine of the world, whatever `backend` says.
     """
     check_backend(backend)
-    patience = arguments.seconds(timeout)
+    seconds = arguments.seconds(timeout)
     local = arguments.flag(use_local_synchronization, "use_local_synchronization")
     world = groups.world()
     chosen = as_ints(range(world.size) if ranks is None else ranks, "ranks")
     made = world.split(sorted(chosen) if arguments.flag(sort_ranks, "sort_ranks") else chosen)
     if made.engine is None:
         return None if local else GroupMember.NON_GROUP_MEMBER
-    if patience is not None:
-        made.engine.timeout = patience
+    if seconds is not None:
+        made.engine.timeout = seconds
     return made
 
 
@@ -141,7 +141,7 @@ def new_subgroups(
 ) -> tuple[Any, list[Any]]:
     """Cut the group into groups of `group_size` neighbours; returns this rank's, and all."""
     if group_size is None:
-        raise ArgumentError("give group_size: it has a default only for GPUs, which are not here")
+        raise ArgumentError("give group_size: there is no default without GPUs")
     group_size = as_int(group_size, "group_size")
     ranks = get_process_group_ranks(group)
     if not 0 < group_size <= len(ranks) or len(ranks) % group_size:
@@ -176,7 +176,7 @@ def shrink_group(
 
     Ranks that have ended need not be named: the list may be empty. Calls of the group that are
     under way always end, whatever `shrink_flags` says. If the group is the world, the new one takes
-    its place with ranks counted anew, and all other groups are closed.
+    its place with new rank numbers, and all other groups are closed.
     """
     if not isinstance(ranks_to_exclude, list | tuple):
         raise ArgumentTypeError(f"ranks_to_exclude must be a list, not {ranks_to_exclude!r}")
@@ -200,12 +200,12 @@ def split_group(
     """Split the parent by lists of its ranks; returns this rank's group, None if it is in none."""
     wanted = _rank_lists([] if split_ranks is None else split_ranks, "split_ranks")
     check_backend(backend)
-    patience = arguments.seconds(timeout)
+    seconds = arguments.seconds(timeout)
     parent = arguments.group_of(parent_pg)
     made = [parent.split(sorted(ranks)) for ranks in wanted]
     mine = next((one for one in made if one.engine is not None), None)
-    if mine is not None and mine.engine is not None and patience is not None:
-        mine.engine.timeout = patience
+    if mine is not None and mine.engine is not None and seconds is not None:
+        mine.engine.timeout = seconds
     return mine
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from unisono.core import buffers, dispatch, objects
+from unisono.core.arguments import check_list
 from unisono.core.groups import Group
-from unisono.errors import ArgumentError, ArgumentTypeError, MismatchError
+from unisono.errors import ArgumentError, MismatchError
 from unisono.torch.distributed import arguments
 
 __all__ = [
@@ -22,7 +23,7 @@ __all__ = [
 
 
 class _ListTooShort(ArgumentError, IndexError):
-    """The list has no place for each rank's object; torch runs into an IndexError there."""
+    """The list has no room for each rank's object; torch raises an IndexError there."""
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = None) -> None:
@@ -45,9 +46,9 @@ def gather_object(
     members = arguments.members(group, "gather_object")
     if members is None:
         return
-    root = _root(members, dst, group_dst, "dst")
+    root = arguments.root_or_first(members, dst, group_dst, "dst")
     if object_gather_list is not None:
-        _check_list(object_gather_list, "object_gather_list")
+        check_list(object_gather_list, "object_gather_list")
     if members.rank == root:
         if not object_gather_list:
             raise ArgumentError("object_gather_list must be given on the destination rank")
@@ -70,8 +71,8 @@ def broadcast_object_list(
     members = arguments.members(group, "broadcast_object_list")
     if members is None:
         return
-    root = _root(members, src, group_src, "src")
-    _check_list(object_list, "object_list")
+    root = arguments.root_or_first(members, src, group_src, "src")
+    check_list(object_list, "object_list")
     # Lists of different lengths are a mismatch that the engine reports on every rank.
     probe = buffers.view(np.zeros(len(object_list), np.uint8))
     at_root = members.rank == root
@@ -88,16 +89,16 @@ def scatter_object_list(
     group: Group | None = None,
     group_src: int | None = None,
 ) -> None:
-    """Put object `rank` of the list of rank `src` into the first place of the output list."""
+    """Put object `rank` of the list of rank `src` into the first entry of the output list."""
     members = arguments.members(group, "scatter_object_list")
     if members is None:
         return
-    root = _root(members, src, group_src, "src")
+    root = arguments.root_or_first(members, src, group_src, "src")
     if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
         raise ArgumentError("scatter_object_output_list must be a list with room for one object")
     given = scatter_object_input_list if members.rank == root else None
     if given is not None:
-        _check_list(given, "scatter_object_input_list")
+        check_list(given, "scatter_object_input_list")
     if members.rank == root and (given is None or len(given) != members.size):
         raise ArgumentError(
             f"scatter_object_input_list must have {members.size} objects on the source rank"
@@ -120,7 +121,7 @@ def send_object_list(
     peer = arguments.root(members, dst, group_dst, "dst")
     if peer == members.rank:
         raise ArgumentError(f"rank {peer} cannot send to itself")
-    _check_list(object_list, "object_list")
+    check_list(object_list, "object_list")
     objects.send(members, list(object_list), peer)
 
 
@@ -141,7 +142,7 @@ def recv_object_list(
         peer = arguments.root(members, src, group_src, "src")
     if peer == members.rank:
         raise ArgumentError(f"rank {peer} cannot receive from itself")
-    _check_list(object_list, "object_list")
+    check_list(object_list, "object_list")
     received, source = objects.recv(members, peer)
     sender = members.ranks[source]
     if len(received) != len(object_list):
@@ -152,21 +153,9 @@ def recv_object_list(
     return sender
 
 
-def _root(group: Group, world_rank: int | None, group_rank: int | None, name: str) -> int:
-    """The root; by default rank 0 of the world, which must be in the group."""
-    if world_rank is None and group_rank is None:
-        world_rank = 0
-    return arguments.root(group, world_rank, group_rank, name)
-
-
-def _check_list(things: Any, name: str) -> None:
-    if not isinstance(things, list):
-        raise ArgumentTypeError(f"{name} must be a list, got {type(things).__name__}")
-
-
 def _check_room(group: Group, things: list[Any], name: str) -> None:
-    _check_list(things, name)
+    check_list(things, name)
     if len(things) < group.size:
         raise _ListTooShort(
-            f"{name} has {len(things)} places for the objects of {group.size} ranks"
+            f"{name} has room for {len(things)} objects, but there are {group.size} ranks"
         )

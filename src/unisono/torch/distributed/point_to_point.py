@@ -1,4 +1,4 @@
-"""Messages from one rank to another."""
+"""Point-to-point: messages from one rank to another."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def isend(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Start to send `tensor` to rank `dst`; leave it alone until the work has ended."""
+    """Start to send `tensor` to rank `dst`; do not change it until the work has ended."""
     data = arguments.view(tensor, "tensor")
     members = arguments.members(group, "isend")
     if members is None:

@@ -1,4 +1,4 @@
-"""Joining the world and leaving it: backends, and how ranks find each other."""
+"""Joining the world and leaving it: backends, and the rendezvous of the ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
     "is_xccl_available",
 ]
 
-#: Names that mean the engine that fits: ours, and those of torch that name no engine here.
+#: Names that mean the default engine: ours, and those of torch that name no engine here.
 _ANY_ENGINE = frozenset(["unisono", "undefined", "gloo", "nccl", "mpi", "ucc", "xccl"])
 
 
@@ -49,27 +49,27 @@ def init_process_group(
     """Join the world; `backend` is an engine's name, "unisono" or one of torch's.
 
     Ranks find each other by their launcher's variables, or as `init_method` says: env://,
-    file://PATH and tcp://HOST:PORT take `rank` and `world_size`. The other parameters are accepted
-    and change nothing, but for `store`, which has no meaning here.
+    file://PATH and tcp://HOST:PORT take `rank` and `world_size`. `store` is refused; the other
+    parameters are accepted and change nothing.
     """
     engine = check_backend(backend)
-    patience = arguments.seconds(timeout)
+    seconds = arguments.seconds(timeout)
     rank, world_size = as_int(rank, "rank"), as_int(world_size, "world_size")
     if store is not None:
         raise Unsupported(
-            "store is not supported: ranks meet by init_method; use env:// or file://PATH"
+            "store is not supported; use init_method='env://' or 'file://PATH' for the rendezvous"
         )
     if groups.is_initialized():
-        _check_place(groups.world(), rank, world_size)
-        world = groups.init(engine, patience)  # a world that spawn made, or an error
-        if patience is not None and world.engine is not None:
-            world.engine.timeout = patience
+        _check_given(groups.world(), rank, world_size)
+        world = groups.init(engine, seconds)  # a world that spawn made, or an error
+        if seconds is not None and world.engine is not None:
+            world.engine.timeout = seconds
         return
     launch = _launch("env://" if init_method is None else init_method, rank, world_size)
     try:
-        groups.init(engine, patience, launch=launch)
+        groups.init(engine, seconds, launch=launch)
     finally:
-        # Whoever comes has read it by now, and a later job must not find this one's name.
+        # Every rank has read it by now, and a later job must not find the name of this one.
         if launch.source == "file":
             Path(urlsplit(str(init_method)).path).unlink(missing_ok=True)
 
@@ -92,12 +92,12 @@ def is_initialized() -> bool:
 
 
 def is_available() -> bool:
-    """Tell that there are collectives: always, here."""
+    """Tell whether there are collectives: always, here."""
     return True
 
 
 def is_gloo_available() -> bool:
-    """Tell whether tensors in the memory of the host can be sent: always, here."""
+    """Tell whether tensors in host memory can be sent: always, here."""
     return True
 
 
@@ -107,17 +107,17 @@ def is_mpi_available() -> bool:
 
 
 def is_nccl_available() -> bool:
-    """Tell whether tensors of NVIDIA GPUs can be sent: no engine here does."""
+    """Tell whether the engine `torch:nccl` runs here, which sends tensors of NVIDIA GPUs."""
     return is_backend_available("nccl")
 
 
 def is_ucc_available() -> bool:
-    """Tell whether UCC is there: no engine here uses it."""
+    """Tell whether the engine `torch:ucc` runs here."""
     return is_backend_available("ucc")
 
 
 def is_xccl_available() -> bool:
-    """Tell whether tensors of Intel GPUs can be sent: no engine here does."""
+    """Tell whether the engine `torch:xccl` runs here, which sends tensors of Intel GPUs."""
     return is_backend_available("xccl")
 
 
@@ -129,13 +129,27 @@ def is_backend_available(backend: str) -> bool:
     return all(name in ("gloo", "unisono") or _runs(name) for name in names)
 
 
+#: Backends of torch that one engine runs on, as a variant of it.
+_VARIANTS = {name: f"torch:{name}" for name in ("nccl", "ucc", "xccl")}
+
+
+def _runs(name: str) -> bool:
+    engine = _VARIANTS.get(name, name)
+    base = engine.partition(":")[0]
+    try:
+        # A variant can only be asked where its base runs: it imports torch.
+        return all(registry.load(each).unavailable() is None for each in (base, engine))
+    except (ArgumentError, LaunchError):
+        return False
+
+
 def is_torchelastic_launched() -> bool:
     """Tell whether torchrun started this rank."""
     return os.environ.get("TORCHELASTIC_RUN_ID") is not None
 
 
 def check_backend(backend: Any) -> str | None:
-    """The engine that a backend's name stands for; None for the one that fits."""
+    """The engine that a backend's name means; None for the default engine."""
     if backend is None:
         return None
     if not isinstance(backend, str):
@@ -166,15 +180,8 @@ def _by_device(text: str) -> dict[str, str]:
     return pairs
 
 
-def _runs(name: str) -> bool:
-    try:
-        return registry.load(name).unavailable() is None
-    except (ArgumentError, LaunchError):
-        return False
-
-
-def _check_place(world: Group, rank: int, size: int) -> None:
-    """In a rank that spawn or a test started, the numbers given must be those it has."""
+def _check_given(world: Group, rank: int, size: int) -> None:
+    """In a rank that spawn or a test started, refuse other numbers than it has already."""
     if rank not in (-1, world.rank) or size not in (-1, world.size):
         raise ArgumentError(
             f"this is rank {world.rank} of {world.size} already, and not rank {rank} of {size}"
@@ -182,14 +189,14 @@ def _check_place(world: Group, rank: int, size: int) -> None:
 
 
 def _launch(method: str, rank: int, size: int) -> Launch:
-    """This rank's place in the world, as `init_method`, `rank` and `world_size` say."""
+    """How this rank was launched, as `init_method`, `rank` and `world_size` say."""
     if not isinstance(method, str):
         raise ArgumentTypeError(f"init_method must be a URL, got {method!r}")
     try:
         url = urlsplit(method)
         port = url.port
     except ValueError as error:
-        raise ArgumentError(f"init_method {method!r} is no URL: {error}") from None
+        raise ArgumentError(f"init_method {method!r} is not a URL: {error}") from None
     if url.scheme == "env":
         return _from_variables(rank, size)
     if url.scheme not in ("file", "tcp"):
@@ -209,7 +216,7 @@ def _launch(method: str, rank: int, size: int) -> Launch:
 
 
 def _from_variables(rank: int, size: int) -> Launch:
-    """The launcher's variables; numbers that are given replace its own."""
+    """The launcher's variables; `rank` and `size` replace them where they are given."""
     if rank < 0 and size < 0:
         return environment.find()
     given = dict(os.environ)
@@ -232,12 +239,17 @@ def _from_variables(rank: int, size: int) -> Launch:
 
 
 def _from_address(host: str, port: str, rank: int, size: int) -> Launch:
-    place = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": host, "MASTER_PORT": port}
-    return environment.find({**_without_ours(dict(os.environ)), **place})
+    variables = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+    }
+    return environment.find({**_without_ours(dict(os.environ)), **variables})
 
 
 def _without_ours(variables: dict[str, str]) -> dict[str, str]:
-    """Numbers in a call count for more than those of `unisono run`."""
+    """Without those of `unisono run`: numbers in a call override them."""
     return {
         name: value
         for name, value in variables.items()
