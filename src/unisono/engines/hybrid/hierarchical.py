@@ -56,6 +56,9 @@ class TwoLevels(Engine):
         self._broken: UnisonoError | None = None
         self.serial = Serial(f"{self.name}, rank {self.rank} of {self.size}")
 
+    def local_ranks(self) -> Sequence[int]:
+        return self.here
+
     def exit(self) -> None:
         self.local.exit()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import socket
 
 from unisono.core import environment, objects, registry, rendezvous
 from unisono.core.engine import Engine
@@ -37,7 +36,7 @@ def join(launch: Launch, timeout: float, net: str | None) -> tuple[Launch, Engin
         return place, chosen.open(place, timeout)
     everyone = chosen.open(launch, timeout)
     group = Group("everyone", range(everyone.size), everyone, everyone.rank)
-    told = objects.all_gather(group, f"{rendezvous.identity()} {socket.gethostname()}")
+    told = objects.all_gather(group, rendezvous.own_host())
     given = environment.given_secret()
     own = secrets.token_hex(16), b"" if given else secrets.token_bytes(32)
     job, secret = objects.broadcast(group, own, 0)

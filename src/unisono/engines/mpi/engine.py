@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from unisono.core import rendezvous
 from unisono.core.buffers import Buffer, overlap
 from unisono.core.engine import Counts, Engine, ReduceOp, Work
 from unisono.core.environment import Launch
@@ -75,7 +76,9 @@ class MpiEngine(MpiSteps):
         own = _copied(world, timeout, cls.name)
         # All ranks open worlds in the same order, so their number tells them apart.
         _worlds[0] += 1
-        return cls(own, timeout, _notices[0], -_worlds[0], range(found[1]))
+        engine = cls(own, timeout, _notices[0], -_worlds[0], range(found[1]))
+        engine.hosts = _exchange_hosts(own, timeout, cls.name)
+        return engine
 
     # ---- what only moves ----
 
@@ -254,7 +257,9 @@ class MpiEngine(MpiSteps):
 
         self._serial.start(job, True)
         world = [self._world[rank] for rank in ranks]
-        return type(self)(made[0], self.timeout, self._notices, number, world)
+        child = type(self)(made[0], self.timeout, self._notices, number, world)
+        child.hosts = [self.hosts[rank] for rank in ranks]
+        return child
 
     # ---- MPI's own reductions ----
 
@@ -323,6 +328,16 @@ def _copied(communicator: Any, timeout: float, engine: str) -> Any:
         own, request = communicator.Idup()
     wait_for([Request(request)], timeout, engine, "MPI_Comm_idup", lambda far: None)
     return own
+
+
+def _exchange_hosts(communicator: Any, timeout: float, engine: str) -> list[str]:
+    """Each rank's host: launchers of MPI tell how many ranks a host has, but not which."""
+    own = np.array([rendezvous.own_host().encode()], "S256").view(np.uint8)
+    found = np.zeros(communicator.Get_size(), "S256")
+    with CALLING:
+        request = communicator.Iallgather(own, found.view(np.uint8))
+    wait_for([Request(request)], timeout, engine, "MPI_Iallgather", lambda far: None)
+    return [host.decode() for host in found.tolist()]
 
 
 def _cut(whole: Array, counts: Sequence[int]) -> list[Array]:

@@ -10,7 +10,7 @@ import logging
 import os
 from typing import Any
 
-from unisono.core import environment, groups, registry
+from unisono.core import groups, registry
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError, LaunchError, NotReady
 from unisono.mindspore._checks import UnknownName, check_integer, resolve_group, root_in_group
@@ -99,7 +99,7 @@ def get_local_rank(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> i
     if not groups.is_initialized():
         return _from_environment(group, 0, "LOCAL_RANK", "UNISONO_LOCAL_RANK")
     members = _member(group)
-    return _here(members).index(members.ranks[members.rank])
+    return members.local_ranks().index(members.ranks[members.rank])
 
 
 def get_group_size(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> int:
@@ -113,7 +113,7 @@ def get_local_rank_size(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP)
     """Return how many members of the group are on this host."""
     if not groups.is_initialized():
         return _from_environment(group, 1, "LOCAL_RANK_SIZE", "UNISONO_LOCAL_SIZE")
-    return len(_here(resolve_group(group)))
+    return len(resolve_group(group).local_ranks())
 
 
 def get_world_rank_from_group_rank(group: str | Group | None, group_rank_id: int) -> int:
@@ -210,16 +210,3 @@ def _member(group: str | Group | None) -> Group:
             f"this rank is not in group {members.name!r} (world ranks {list(members.ranks)})"
         )
     return members
-
-
-def _here(members: Group) -> list[int]:
-    """The world ranks of this host, in group order; launchers number each host's ranks in a row."""
-    world = groups.world()
-    try:
-        launch = environment.find()
-    except LaunchError:
-        return list(members.ranks)  # not joined by a launcher, so spawned on this host
-    if launch.one_host or (launch.rank, launch.size) != (world.rank, world.size):
-        return list(members.ranks)
-    first = world.rank - launch.local_rank
-    return [rank for rank in members.ranks if first <= rank < first + launch.local_size]
