@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from unisono.core import dtypes
-from unisono.core.arguments import as_ints
+from unisono.core.arguments import as_ints, shape_of
 from unisono.core.dtypes import DType
 from unisono.core.engine import Work
 from unisono.errors import ArgumentError, ArgumentTypeError, Unsupported
@@ -65,6 +65,12 @@ class Buffer:
         self.writable = writable
         self.copy_back = copy_back
         self.device = "cpu"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor that was viewed; looked up when it is asked for."""
+        # A tensor that needed a copy is packed in one of its own shape.
+        return shape_of(self.owner[0] if isinstance(self.owner, tuple) else self.owner)
 
     @property
     def array(self) -> np.ndarray[Any, Any]:
