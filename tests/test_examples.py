@@ -65,15 +65,17 @@ def test_two_ranks_learn_what_one_learns(on_two: dict[str, list[str]]) -> None:
     assert losses(on_two["torch"]) == pytest.approx(alone, rel=1e-9)
 
 
+#: What only lines about communication or about the dialect contain.
+DIFFERING = ("dist", "Comm", "comm", "dialect", "sums", "gradients")
+
+
 def test_the_examples_differ_only_in_their_communication() -> None:
     """Every line that has nothing to do with communication is the same."""
     shared = [
         {
             line
             for line in (EXAMPLES / f"train_{dialect}.py").read_text().splitlines()
-            if not any(
-                word in line for word in ("dist", "Comm", "comm", "dialect", "sums", "gradients")
-            )
+            if not any(word in line for word in DIFFERING)
         }
         for dialect in DIALECTS
     ]

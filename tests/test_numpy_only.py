@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# A fresh environment would need a package registry. Refusing every import that would fail in one has
+# A fresh environment would need a package registry. To refuse every import that fails there has
 # the same effect. It is at the top of the script, because ranks that are processes run it too.
 REFUSE_IMPORTS = """
 import importlib.abc, sys
