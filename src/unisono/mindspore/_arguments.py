@@ -1,24 +1,26 @@
-"""Arguments that only this dialect has: operators as strings, strict ints and bools, dtypes."""
+"""Arguments as only this dialect has them: operators and backends by name, strict types, dtypes."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
-from unisono.core import buffers
+from unisono.core import buffers, registry
 from unisono.core.engine import ReduceOp as _Operator
-from unisono.errors import ArgumentTypeError
+from unisono.errors import ArgumentError, ArgumentTypeError
 
 __all__ = [
     "ReduceOp",
     "blocking",
     "check_bool",
     "check_integer",
+    "check_type",
     "empty_of",
+    "engine_for",
     "operator",
     "zeros_like",
 ]
@@ -51,22 +53,37 @@ def operator(op: str) -> _Operator:
     return _OPERATORS[op]
 
 
+def check_type(value: object, name: str, *kinds: type) -> None:
+    """Refuse what is of none of these types."""
+    if not isinstance(value, kinds):
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise ArgumentTypeError(f"{name} must be of type {names}, got {value!r}")
+
+
 def check_integer(value: object, name: str) -> None:
     """Refuse what is not an int; a bool passes, as it does upstream."""
-    if not isinstance(value, int):
-        raise ArgumentTypeError(f"{name} must be an int, got {value!r}")
+    check_type(value, name, int)
 
 
 def check_bool(value: object, name: str) -> None:
     """Refuse what is not a bool."""
-    if not isinstance(value, bool):
-        raise ArgumentTypeError(f"{name} must be a bool, got {value!r}")
+    check_type(value, name, bool)
 
 
 def blocking(async_op: bool) -> bool:
     """Whether the caller waits within the call."""
     check_bool(async_op, "async_op")
     return not async_op
+
+
+def engine_for(backend: str, upstream: Collection[str], name: str) -> str | None:
+    """The engine that a backend means: None, any that fits, for those of upstream."""
+    if backend in upstream:
+        return None
+    if str(backend).partition(":")[0] not in registry.names():
+        known = ", ".join([*upstream, *registry.names()])
+        raise ArgumentError(f"{name} must be one of {known}, got {backend!r}")
+    return backend
 
 
 def zeros_like(tensor: Any, shape: Sequence[int] | None = None) -> Any:

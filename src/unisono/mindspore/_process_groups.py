@@ -10,11 +10,12 @@ import os
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from types import NoneType
 from typing import Any
 
-from unisono.core import environment, groups, registry
+from unisono.core import environment, groups
 from unisono.errors import ArgumentError, ArgumentTypeError, LaunchError, UnisonoError
-from unisono.mindspore._arguments import check_integer
+from unisono.mindspore._arguments import check_integer, check_type, engine_for
 from unisono.mindspore._groups import HCCL_WORLD_COMM_GROUP, is_world
 from unisono.mindspore._store import TCPStore
 from unisono.mindspore.communication import management
@@ -65,21 +66,19 @@ def init_process_group(
     `backend` is one of upstream's or the name of an engine. With `init_method="tcp://host:port"` or
     a `store`, the caller gives `world_size` and `rank`; otherwise the launcher does.
     """
-    _check_kinds(
-        (backend, str, "backend"),
-        (init_method, str, "init_method"),
-        (timeout, timedelta, "timeout"),
-        (store, TCPStore, "store"),
-        (group_name, str, "group_name"),
-    )
+    for value, name, kind in (
+        (backend, "backend", str),
+        (init_method, "init_method", str),
+        (timeout, "timeout", timedelta),
+        (store, "store", TCPStore),
+        (group_name, "group_name", str),
+    ):
+        check_type(value, name, kind, NoneType)
     check_integer(world_size, "world_size")
     check_integer(rank, "rank")
-    if backend not in _BACKENDS and str(backend).partition(":")[0] not in registry.names():
-        known = ", ".join([*_BACKENDS, *registry.names()])
-        raise ArgumentError(f"there is no backend {backend!r}; there are {known}")
+    engine = engine_for(backend, _BACKENDS, "backend")
     if init_method is not None and store is not None:
         raise ArgumentError("give init_method or store, not both")
-    engine = None if backend in _BACKENDS else backend
     seconds = None if timeout is None else timeout.total_seconds()
     address = None
     if init_method is not None or store is not None:
@@ -148,7 +147,7 @@ def new_group(
 
 def get_backend(group: str | None = None) -> str:
     """The name of the backend, which upstream reads from the name of the group."""
-    _check_kinds((group, str, "group"))
+    check_type(group, "group", str, NoneType)
     return "mccl" if group is not None and "mccl" in group else "hccl"
 
 
@@ -176,12 +175,6 @@ def _or_minus_one(ask: Callable[[str | None], int], group: str | None) -> int:
         raise
     except UnisonoError:
         return -1
-
-
-def _check_kinds(*arguments: tuple[Any, type, str]) -> None:
-    for value, kind, name in arguments:
-        if value is not None and not isinstance(value, kind):
-            raise ArgumentTypeError(f"{name} must be {kind.__name__}, got {value!r}")
 
 
 def _address(

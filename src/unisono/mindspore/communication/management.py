@@ -10,10 +10,10 @@ import logging
 import os
 from typing import Any
 
-from unisono.core import groups, registry
+from unisono.core import groups
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError, LaunchError, NotReady
-from unisono.mindspore._arguments import check_integer
+from unisono.mindspore._arguments import check_integer, engine_for
 from unisono.mindspore._groups import (
     HCCL_WORLD_COMM_GROUP,
     MCCL_WORLD_COMM_GROUP,
@@ -77,13 +77,11 @@ def init(backend_name: str | None = None) -> None:
     if backend_name is not None and not isinstance(backend_name, str):
         raise ArgumentTypeError(f"backend_name must be a string, got {backend_name!r}")
     name = backend_name or "mccl"  # what MindSpore picks on a CPU
-    if name not in _BACKENDS and name.partition(":")[0] not in registry.names():
-        known = ", ".join([*_BACKENDS, *registry.names()])
-        raise ArgumentError(f"backend_name must be one of {known}, got {backend_name!r}")
+    engine = engine_for(name, _BACKENDS, "backend_name")
     if not groups.is_initialized():
         # Not claimed, so that the PyTorch face may init in the same process.
-        groups.init(None if name in _BACKENDS else name, claimed=False)
-    GlobalComm.BACKEND = name if name in _BACKENDS else "mccl"
+        groups.init(engine, claimed=False)
+    GlobalComm.BACKEND = name if engine is None else "mccl"
     GlobalComm.WORLD_COMM_GROUP = _BACKENDS[GlobalComm.BACKEND]
 
 
