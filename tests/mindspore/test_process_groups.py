@@ -84,7 +84,7 @@ def test_a_forked_child_cannot_join_as_its_parent(port: str) -> None:
 
 def test_the_scheduler_of_msrun_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MS_ROLE", "MS_SCHED")
-    store = dist.TCPStore("127.0.0.1", 1, is_master=True)  # nobody may serve at port 1
+    store = dist.TCPStore("127.0.0.1", 1, is_master=True)  # the scheduler must not serve here
     with pytest.raises(SystemExit) as leaving:
         dist.init_process_group(store=store, world_size=2, rank=0)
     assert leaving.value.code == 0

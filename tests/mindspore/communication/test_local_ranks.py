@@ -43,9 +43,9 @@ def check(rig: Hosts, programs: Sequence[Program]) -> None:
     codes = [program.wait(90) for program in programs]
     assert set(codes) == {0}, "\n".join(program.err for program in programs)
     lines = [line for program in programs for line in program.out.splitlines()]
-    told: list[Any] = sorted((json.loads(line) for line in lines), key=lambda each: each[1][0])
-    assert [host for host, _ in told] == [rig.names[place] for place in PLACES]
-    assert [found for _, found in told] == EXPECTED
+    answers: list[Any] = sorted((json.loads(line) for line in lines), key=lambda each: each[1][0])
+    assert [host for host, _ in answers] == [rig.names[place] for place in PLACES]
+    assert [found for _, found in answers] == EXPECTED
 
 
 @pytest.mark.skipif(hosts.why_not() is not None, reason=str(hosts.why_not()))
@@ -68,7 +68,7 @@ def test_ranks_in_turns_by_mpiexec(kind: str) -> None:
         check(rig, [rig.mpiexec(1, [*program, ":", "-n", "2", *program])])
 
 
-def told_of_hosts() -> list[int]:
+def ask_an_engine_that_knows_hosts() -> list[int]:
     """Ask on a world whose engine knows of two hosts."""
     engine = groups.world().engine
     assert engine is not None
@@ -77,7 +77,7 @@ def told_of_hosts() -> list[int]:
 
 
 def test_an_engine_that_knows_the_hosts_answers() -> None:
-    assert unisono.spawn(told_of_hosts, 4) == EXPECTED
+    assert unisono.spawn(ask_an_engine_that_knows_hosts, 4) == EXPECTED
 
 
 def test_an_engine_of_one_host_has_all_ranks_there() -> None:

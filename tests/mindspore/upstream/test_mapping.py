@@ -9,7 +9,7 @@ import pytest
 
 mindspore = pytest.importorskip("mindspore")
 
-from unisono import mapping  # noqa: E402  (comes after the check that MindSpore is there)
+from unisono import mapping  # noqa: E402  (after the check for MindSpore)
 
 CHECKED = mapping.vocabulary()["checked"]["mindspore"]
 MEANINGS = {"GlobalComm.WORLD_COMM_GROUP": "hccl_world_group", "ReduceOp.SUM": "sum"}

@@ -17,7 +17,7 @@ import pytest
 mindspore = pytest.importorskip("mindspore")
 
 import unisono  # noqa: E402
-from mindspore import ops as real_ops  # noqa: E402  (comes after the check that MindSpore is there)
+from mindspore import ops as real_ops  # noqa: E402  (after the check for MindSpore)
 from mindspore.mint import distributed as real_mint  # noqa: E402
 from mindspore.ops import communication as real_communication  # noqa: E402
 from unisono.launch.process import Port  # noqa: E402

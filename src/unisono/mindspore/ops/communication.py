@@ -84,7 +84,7 @@ _R = TypeVar("_R")
 
 #: Names of the functions that were switched off: before there is a world, and then for each world,
 #: because ranks that are threads switch for themselves.
-_off_at_first: set[str] = set()
+_off_before_init: set[str] = set()
 _off: WeakKeyDictionary[Engine, set[str]] = WeakKeyDictionary()
 
 
@@ -98,7 +98,7 @@ def set_comm_ops_inplace(is_enable: bool, func_list: Sequence[str] | None = None
         if not isinstance(name, str) or name not in _SWITCHES:
             raise ArgumentError(f"there is no function {name!r} to switch; see {_SWITCHES}")
     engine = groups.world().engine if groups.is_initialized() else None
-    off = _off_at_first if engine is None else _off.setdefault(engine, set(_off_at_first))
+    off = _off_before_init if engine is None else _off.setdefault(engine, set(_off_before_init))
     if is_enable:
         off.difference_update(chosen)
     else:
@@ -106,10 +106,10 @@ def set_comm_ops_inplace(is_enable: bool, func_list: Sequence[str] | None = None
 
 
 def _is_off(name: str) -> bool:
-    if not _off and not _off_at_first:  # nearly always: nobody has switched anything
+    if not _off and not _off_before_init:  # nearly always
         return False
     engine = groups.world().engine if groups.is_initialized() else None
-    return name in (_off_at_first if engine is None else _off.get(engine, _off_at_first))
+    return name in (_off_before_init if engine is None else _off.get(engine, _off_before_init))
 
 
 def _in_place_only(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -225,7 +225,7 @@ send = _in_place_only(_point_to_point.send)
 send_object_list = _in_place_only(_objects.send_object_list)
 
 _POINT_TO_POINT = ("batch_isend_irecv", "irecv", "isend", "recv", "send")
-#: Everything that moves data can be switched; starting up and asking cannot.
+#: Every function that moves data can be switched; init and queries cannot.
 _SWITCHES = sorted({*_in_place.__all__, *_objects.__all__, *_POINT_TO_POINT, "all_to_all_v_c"})
 
 __getattr__ = _missing_name(
