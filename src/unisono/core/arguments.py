@@ -1,4 +1,4 @@
-"""Arguments as callers pass them: numbers, lists, shapes and splits, read and checked for all faces.
+"""Arguments as callers pass them (numbers, lists, shapes, splits), read and checked for all faces.
 
 The dialects agree on what is wrong, but not always on the type of the error: where they differ,
 `error` says which one to raise.
@@ -183,19 +183,23 @@ def split_counts(
 def missing_name(
     upstream: str, names: Sequence[str], nearest: Mapping[str, str] | None = None
 ) -> Callable[[str], Any]:
-    """Make the `__getattr__` of the module that stands for `upstream` and has `names`.
+    """Make the `__getattr__` of the module that stands for `upstream`.
 
-    `nearest` says what to use where similar spelling would mislead. Nothing is passed on to the
-    real framework: that call would reach another world.
+    `nearest` says what to use instead of a name; for all others it is the most similar of `names`,
+    if there are any. Nothing is passed on to the real framework: that call would reach another
+    world.
     """
 
     def lookup(name: str) -> Any:
         instead = (nearest or {}).get(name)
-        if instead is None:
+        if instead is None and names:
             import difflib  # few need it
 
-            close = difflib.get_close_matches(name, names, 1, 0.0)
-            instead = close[0] if close else names[0]
-        raise AttributeError(f"{upstream}.{name} is not in unisono; nearest: {instead}", name=name)
+            instead = (difflib.get_close_matches(name, names, 1, 0.0) or names)[0]
+        if instead is None:
+            text = f"unisono's module for {upstream} has no attribute {name!r}"
+        else:
+            text = f"{upstream}.{name} is not in unisono; nearest: {instead}"
+        raise AttributeError(text, name=name)
 
     return lookup
