@@ -1,7 +1,7 @@
 """Train with DistributedDataParallel, on unisono: `unisono run -n 2 <this file>`.
 
-All of it is plain torch, and `torchrun --nproc-per-node 2 <this file>` starts it as well. The name
-of the backend is the one word that differs from a script for Gloo: try `--backend gloo`.
+All of it is plain torch, and `torchrun --nproc-per-node 2 <this file>` starts it as well. Only the
+name of the backend differs from a script for Gloo: try `--backend gloo`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH = 50  # of each rank
 
 
 def spirals() -> Dataset:
-    """Points on three arms that wind around each other; a point's class is its arm."""
+    """Points on three spiral arms; the class of a point is its arm."""
     radius = torch.linspace(0.05, 1.0, POINTS).repeat(CLASSES)
     labels = torch.arange(CLASSES).repeat_interleave(POINTS)
     angle = 2 * math.pi * labels / CLASSES + 4 * radius + 0.15 * torch.randn(CLASSES * POINTS)
@@ -38,9 +38,9 @@ def main() -> None:
     dist.init_process_group(parser.parse_args().backend)
     rank = dist.get_rank()
 
-    torch.manual_seed(1)  # the same data on all ranks; DDP itself sends out rank 0's weights
+    torch.manual_seed(1)  # the same data on all ranks; DDP itself broadcasts rank 0's weights
     data = spirals()
-    sampler = DistributedSampler(data, seed=1)  # gives every rank a share of its own
+    sampler = DistributedSampler(data, seed=1)  # gives every rank its own share
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
     network = nn.Sequential(
         nn.Linear(2, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, CLASSES)

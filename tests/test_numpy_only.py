@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
-# A fresh environment would need a package registry; to refuse every import that would fail in one
-# comes to the same. It stands at the top of the script, for ranks that are processes read it too.
-REFUSAL = """
+# A fresh environment would need a package registry. To refuse every import that fails there has
+# the same effect. It is at the top of the script, because ranks that are processes run it too.
+REFUSE_IMPORTS = """
 import importlib.abc, sys
 
 ALLOWED = {"numpy", "ml_dtypes", "unisono", *sys.stdlib_module_names}
 
 
-class Refusal(importlib.abc.MetaPathFinder):
+class RefuseImports(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         base = name.partition(".")[0]
-        # Parts of the standard library that carry the platform in their names.
+        # Parts of the standard library that have the platform in their names.
         if base not in ALLOWED and not base.startswith("_sysconfigdata"):
             raise ModuleNotFoundError(f"No module named {name!r} (refused)", name=name)
 
 
-sys.meta_path.insert(0, Refusal())
+sys.meta_path.insert(0, RefuseImports())
 for name in [name for name in sys.modules if name.partition(".")[0] in
              ("torch", "mindspore", "jax", "cupy", "mpi4py")]:
     raise SystemExit(f"{name} was imported before the test began")
@@ -34,7 +34,7 @@ FACES = """
 import numpy as np
 
 
-def live():
+def use_both_faces():
     import unisono.torch.distributed as dist
     from unisono.mindspore import communication
     from unisono.mindspore.communication import comm_func
@@ -88,17 +88,17 @@ def live():
     return found, sorted(heavy)
 """
 
-SPAWNING = """
+SPAWNED = """
 if __name__ == "__main__":
     import unisono
-    for found, heavy in unisono.spawn(live, 2, engine=sys.argv[1], timeout=30):
+    for found, heavy in unisono.spawn(use_both_faces, 2, engine=sys.argv[1], timeout=30):
         print(len(found), all(found), heavy)
 """
 
 LAUNCHED = """
 import unisono.torch.distributed as dist
 dist.init_process_group()
-found, heavy = live()
+found, heavy = use_both_faces()
 print(len(found), all(found), heavy)
 dist.destroy_process_group()
 """
@@ -106,9 +106,9 @@ dist.destroy_process_group()
 RIGHT = "13 True []"
 
 
-def run(*words: str) -> list[str]:
+def run(*arguments: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -116,24 +116,24 @@ def run(*words: str) -> list[str]:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """Where the script goes."""
+    """The path of the script."""
     return tmp_path / "numpy_only.py"
 
 
 @pytest.mark.parametrize("engine_name", ["threads", "shm"])
 def test_both_faces_with_numpy_alone(script: Path, engine_name: str) -> None:
-    script.write_text(REFUSAL + FACES + SPAWNING)
+    script.write_text(REFUSE_IMPORTS + FACES + SPAWNED)
     assert run(str(script), engine_name) == [RIGHT, RIGHT]
 
 
 def test_both_faces_with_numpy_alone_when_launched(script: Path) -> None:
-    script.write_text(REFUSAL + FACES + LAUNCHED)
+    script.write_text(REFUSE_IMPORTS + FACES + LAUNCHED)
     lines = run("-m", "unisono", "run", "-n", "2", str(script))
     assert sorted(lines) == [f"[0] {RIGHT}", f"[1] {RIGHT}"]
 
 
 @pytest.mark.parametrize("name", ["torch", "mindspore", "jax", "cupy", "mpi4py", "pytest"])
-def test_the_refusal_refuses(script: Path, name: str) -> None:
+def test_imports_are_refused(script: Path, name: str) -> None:
     body = f"\ntry:\n    import {name}\nexcept ModuleNotFoundError as error:\n    print(error)\n"
-    script.write_text(REFUSAL + body)
+    script.write_text(REFUSE_IMPORTS + body)
     assert run(str(script)) == [f"No module named {name!r} (refused)"]

@@ -1,4 +1,4 @@
-"""One job, two environments: a torch tensor on rank 0 and a MindSpore tensor on rank 1 sum."""
+"""One job, two environments: a torch tensor on rank 0, a MindSpore tensor on rank 1."""
 
 from __future__ import annotations
 
@@ -79,15 +79,15 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return sorted(done.stdout.splitlines())
 
 
-def test_a_torch_tensor_and_a_mindspore_tensor_sum(lines: list[str]) -> None:
+def test_a_torch_tensor_and_a_mindspore_tensor_are_summed(lines: list[str]) -> None:
     assert "[0] sum torch [10.0, 11.0, 12.0, 13.0]" in lines
     assert "[1] sum mindspore [10.0, 11.0, 12.0, 13.0]" in lines
 
 
-def test_the_mindspore_input_stays_as_it_was(lines: list[str]) -> None:
+def test_the_mindspore_input_does_not_change(lines: list[str]) -> None:
     assert "[1] received [[3.0, 3.0], [3.0, 3.0]] [10.0, 10.0, 10.0, 10.0]" in lines
 
 
-def test_one_gather_has_a_list_here_and_a_tensor_there(lines: list[str]) -> None:
+def test_one_gather_fills_a_list_in_torch_and_a_tensor_in_mindspore(lines: list[str]) -> None:
     assert "[0] gathered [[0.5, 1.5], [2.5, 3.5]]" in lines
     assert "[1] gathered [0.5, 1.5, 2.5, 3.5]" in lines

@@ -1,4 +1,7 @@
-"""The page that compares dist.all_gather with comm_func.all_gather_into_tensor, by statement."""
+"""all_gather in both dialects: each statement of MindSpore\'s documentation about them.
+
+Where that documentation and MindSpore itself differ, the test says which of them holds here.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ PAIR_LIST = [LIST[rank] for rank in MEMBERS]
 
 
 def measure() -> Facts:
-    """Everything that the page speaks of, on this rank."""
+    """Measure all that the documentation states, on this rank."""
     rank = dist.get_rank()
     found: Facts = {"rank": rank}
 
@@ -98,18 +101,18 @@ def test_all_gather__torch_signature() -> None:
 
 
 def test_all_gather__mindspore_signature() -> None:
-    """The page prints None as the default of group; the software has the name of the world."""
+    """Documented as None; the default of group in MindSpore itself is the world's name."""
     function = comm_func.all_gather_into_tensor
     assert parameters(function) == ["tensor", "group", "async_op"]
     assert keywords(function) == {"group": HCCL_WORLD_GROUP, "async_op": False}
 
 
 def test_all_gather__mindspore_takes_none_as_group(facts: list[Facts]) -> None:
-    """The software refuses the page's default; here it means the world, as the page suggests."""
+    """MindSpore itself refuses None; here it means the world, as documented."""
     assert [found["mindspore group None"] for found in facts] == [JOINED] * 3
 
 
-# ---- the paragraph on PyTorch --------------------------------------------------------------------
+# ---- the text about PyTorch ----------------------------------------------------------------------
 
 
 def test_all_gather__torch_puts_every_tensor_into_tensor_list(facts: list[Facts]) -> None:
@@ -136,11 +139,11 @@ def test_all_gather__torch_sync_returns_nothing(facts: list[Facts]) -> None:
     assert [found["torch sync"] for found in facts] == [None] * 3
 
 
-# ---- the paragraph on MindSpore ------------------------------------------------------------------
+# ---- the text about MindSpore --------------------------------------------------------------------
 
 
 def test_all_gather__mindspore_joins_along_the_first_dimension(facts: list[Facts]) -> None:
-    """The page has a new first dimension of length N; the software concatenates, and so do we."""
+    """Documented as a new first dimension; MindSpore itself concatenates, and so do we."""
     assert [found["mindspore shape"] for found in facts] == [(6, 3)] * 3
     assert [found["mindspore result"] for found in facts] == [JOINED] * 3
 
@@ -186,7 +189,7 @@ def test_all_gather__row_tensor_is_the_same(facts: list[Facts]) -> None:
 
 
 def test_all_gather__row_group_is_the_same(facts: list[Facts]) -> None:
-    """The data is; the type is not: an object in one dialect, a name in the other."""
+    """Its meaning is the same, its type is not: an object in one dialect, a name in the other."""
     for rank in MEMBERS:
         joined = [row for part in facts[rank]["torch pair"] for row in part]
         assert joined == facts[rank]["mindspore pair"]

@@ -1,4 +1,7 @@
-"""The page that compares torch.distributed.all_reduce with comm_func.all_reduce, by statement."""
+"""all_reduce in both dialects: each statement of MindSpore\'s documentation about them.
+
+Where that documentation and MindSpore itself differ, the test says which of them holds here.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ RESULTS = {
 
 
 def measure() -> Facts:
-    """Everything that the page speaks of, on this rank."""
+    """Measure all that the documentation states, on this rank."""
     rank = dist.get_rank()
     found: Facts = {"rank": rank}
 
@@ -118,7 +121,7 @@ def test_all_reduce__mindspore_is_found_below_communication() -> None:
     assert inspect.isfunction(comm.comm_func.all_reduce)
 
 
-# ---- the paragraph on PyTorch --------------------------------------------------------------------
+# ---- the text about PyTorch ----------------------------------------------------------------------
 
 
 def test_all_reduce__torch_writes_into_tensor(facts: list[Facts]) -> None:
@@ -139,7 +142,7 @@ def test_all_reduce__torch_sync_returns_nothing(facts: list[Facts]) -> None:
     assert [found["torch sync"] for found in facts] == [None] * 3
 
 
-# ---- the paragraph on MindSpore ------------------------------------------------------------------
+# ---- the text about MindSpore --------------------------------------------------------------------
 
 
 def test_all_reduce__mindspore_returns_the_result(facts: list[Facts]) -> None:
@@ -156,13 +159,13 @@ def test_all_reduce__mindspore_result_has_the_shape_of_the_input(facts: list[Fac
 
 
 def test_all_reduce__mindspore_async_returns_a_handle(facts: list[Facts]) -> None:
-    """The prose reads as if the handle came alone; the table and the software have a pair."""
+    """The text reads as if only a handle were returned; the table and MindSpore have a pair."""
     assert [found["mindspore async"][3] for found in facts] == [comm_func.CommHandle] * 3
     assert [found["mindspore async result"] for found in facts] == [SUM] * 3
 
 
 def test_all_reduce__mindspore_sync_returns_no_handle(facts: list[Facts]) -> None:
-    """The prose reads as if nothing came back; the table and the software have `(tensor, None)`."""
+    """The text reads as if nothing were returned; the table and MindSpore have `(tensor, None)`."""
     assert [found["mindspore sync"][3] for found in facts] == [None] * 3
     assert [found["mindspore sync"][2] for found in facts] == [np.ndarray] * 3
 
@@ -176,7 +179,7 @@ def test_all_reduce__row_tensor_torch_has_it_and_writes_there(facts: list[Facts]
 
 
 def test_all_reduce__row_tensor_mindspore_has_it_too(facts: list[Facts]) -> None:
-    """The row denies MindSpore this parameter; the page's own signature and the software have it.
+    """The row says that MindSpore lacks this parameter; the signature and MindSpore itself have it.
 
     What the row means is true: the result is not written there.
     """
@@ -190,7 +193,7 @@ def test_all_reduce__row_op_is_the_same(facts: list[Facts], op: str) -> None:
 
 
 def test_all_reduce__row_group_is_the_same(facts: list[Facts]) -> None:
-    """The data is; the type is not: an object in one dialect, a name in the other."""
+    """Its meaning is the same, its type is not: an object in one dialect, a name in the other."""
     assert [facts[rank]["torch pair"] for rank in MEMBERS] == [PAIR_SUM] * 2
     assert [facts[rank]["mindspore pair"] for rank in MEMBERS] == [PAIR_SUM] * 2
 

@@ -1,4 +1,7 @@
-"""The page that compares dist.all_to_all with all_to_all_with_output_shape, by statement."""
+"""all_to_all in both dialects: each statement of MindSpore\'s documentation about them.
+
+Where that documentation and MindSpore itself differ, the test says which of them holds here.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +26,20 @@ from unisono.mindspore.communication import comm_func
 
 
 def shape(source: int, target: int) -> tuple[int, int]:
-    """The shape of what one rank sends to another: no two are alike."""
+    """The shape of what one rank sends to another: all are different."""
     return source + 1, target + 1
 
 
-def parcel(source: int, target: int) -> np.ndarray:
-    """What one rank sends to another, which tells both and the place."""
+def message(source: int, target: int) -> np.ndarray:
+    """What one rank sends to another; the values tell both ranks and the index."""
     rows, columns = shape(source, target)
-    places = np.arange(rows * columns, dtype=np.float64).reshape(rows, columns)
-    return places + 1000.0 * source + 100.0 * target
+    indices = np.arange(rows * columns, dtype=np.float64).reshape(rows, columns)
+    return indices + 1000.0 * source + 100.0 * target
 
 
 def received(rank: int, members: tuple[int, ...]) -> list[list[list[float]]]:
-    """What a rank has in the end: an entry from each member, in order."""
-    return [parcel(source, rank).tolist() for source in members]
+    """What a rank receives: an entry from each member, in order."""
+    return [message(source, rank).tolist() for source in members]
 
 
 WORLD = tuple(EVERYONE)
@@ -44,12 +47,12 @@ EXPECTED = [received(rank, WORLD) for rank in EVERYONE]
 
 
 def measure() -> Facts:
-    """Everything that the page speaks of, on this rank."""
+    """Measure all that the documentation states, on this rank."""
     rank = dist.get_rank()
     found: Facts = {"rank": rank}
 
     def sends(members: tuple[int, ...] = WORLD) -> list[np.ndarray]:
-        return [parcel(rank, target) for target in members]
+        return [message(rank, target) for target in members]
 
     def shapes(members: tuple[int, ...] = WORLD) -> list[tuple[int, int]]:
         return [shape(source, rank) for source in members]
@@ -122,13 +125,13 @@ def test_all_to_all__torch_signature() -> None:
 
 
 def test_all_to_all__mindspore_signature() -> None:
-    """The page lacks a comma between the last two; this is what it means, and the software has."""
+    """The documented signature lacks a comma; this is what it means and what MindSpore has."""
     function = comm_func.all_to_all_with_output_shape
     assert parameters(function) == ["output_shape_list", "input_tensor_list", "group", "async_op"]
     assert keywords(function) == {"group": None, "async_op": False}
 
 
-# ---- the paragraph on PyTorch --------------------------------------------------------------------
+# ---- the text about PyTorch ----------------------------------------------------------------------
 
 
 def test_all_to_all__torch_sends_entry_j_to_rank_j(facts: list[Facts]) -> None:
@@ -152,7 +155,7 @@ def test_all_to_all__torch_async_returns_a_handle_to_wait_for(facts: list[Facts]
     assert [found["torch async outputs"] for found in facts] == EXPECTED
 
 
-# ---- the paragraph on MindSpore ------------------------------------------------------------------
+# ---- the text about MindSpore --------------------------------------------------------------------
 
 
 def test_all_to_all__mindspore_takes_the_shapes_to_be_received(facts: list[Facts]) -> None:
@@ -162,7 +165,7 @@ def test_all_to_all__mindspore_takes_the_shapes_to_be_received(facts: list[Facts
 
 def test_all_to_all__mindspore_takes_the_tensors_to_be_sent(facts: list[Facts]) -> None:
     for rank, found in enumerate(facts):
-        assert found["mindspore inputs"] == [parcel(rank, target).tolist() for target in WORLD]
+        assert found["mindspore inputs"] == [message(rank, target).tolist() for target in WORLD]
 
 
 def test_all_to_all__mindspore_takes_the_group(facts: list[Facts]) -> None:
@@ -170,7 +173,7 @@ def test_all_to_all__mindspore_takes_the_group(facts: list[Facts]) -> None:
         assert facts[rank]["mindspore pair"] == received(rank, MEMBERS)
 
 
-def test_all_to_all__mindspore_returns_a_tuple_of_what_came(facts: list[Facts]) -> None:
+def test_all_to_all__mindspore_returns_a_tuple_of_what_was_received(facts: list[Facts]) -> None:
     assert [found["mindspore sync"][2] for found in facts] == [tuple] * 3
     assert [found["mindspore types"] for found in facts] == [{np.ndarray}] * 3
     assert [found["mindspore result"] for found in facts] == EXPECTED
@@ -195,7 +198,7 @@ def test_all_to_all__row_output_is_a_list_of_tensors_in_torch(facts: list[Facts]
 
 
 def test_all_to_all__row_output_is_a_list_of_shapes_in_mindspore(facts: list[Facts]) -> None:
-    """The row says that a list comes back; the prose and the software have a tuple."""
+    """The row says that a list is returned; the text and MindSpore itself have a tuple."""
     assert parameters(comm_func.all_to_all_with_output_shape)[0] == "output_shape_list"
     assert [found["mindspore sync"][2] for found in facts] == [tuple] * 3
 
@@ -208,7 +211,7 @@ def test_all_to_all__row_input_tensor_list_is_the_same(facts: list[Facts]) -> No
     names = parameters(dist.all_to_all)[1], parameters(comm_func.all_to_all_with_output_shape)[1]
     assert names == ("input_tensor_list", "input_tensor_list")
     for rank, found in enumerate(facts):
-        sent = [parcel(rank, target).tolist() for target in WORLD]
+        sent = [message(rank, target).tolist() for target in WORLD]
         assert (found["torch inputs"], found["mindspore inputs"]) == (sent, sent)
 
 
@@ -234,12 +237,12 @@ def test_all_to_all__row_async_op_is_the_same(facts: list[Facts]) -> None:
 
 
 def test_all_to_all__returns_torch_none_if_sync(facts: list[Facts]) -> None:
-    """The table of this page has no row for what is returned; its prose and torch say this."""
+    """The table has no row for what is returned; the text and torch have this."""
     assert [found["torch sync"] for found in facts] == [None] * 3
 
 
 def test_all_to_all__returns_torch_none_outside_the_group(facts: list[Facts]) -> None:
-    """This page leaves it out; the others say so of their calls, and torch does it for all."""
+    """Not documented for this call, but for the others; torch does it for all."""
     assert facts[OUTSIDER]["outside"] == [None, None]
     untouched = [np.full(shape(source, OUTSIDER), -1.0).tolist() for source in MEMBERS]
     assert facts[OUTSIDER]["torch pair"] == untouched

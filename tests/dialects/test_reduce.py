@@ -1,4 +1,7 @@
-"""The page that compares torch.distributed.reduce with comm_func.reduce, by statement."""
+"""reduce in both dialects: each statement of MindSpore\'s documentation about them.
+
+Where that documentation and MindSpore itself differ, the test says which of them holds here.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from tests.helpers.dialects import (
 )
 from unisono.mindspore.communication import comm_func
 
-#: Not the first, so that a default or a rank of a group cannot pass for it.
+#: Not the first, so that it differs from a default and from a rank of the group.
 DST = 2
 OTHERS = (0, 1)
 SHAPE = (2, 3)
@@ -39,7 +42,7 @@ RESULTS = {
 
 
 def measure() -> Facts:
-    """Everything that the page speaks of, on this rank."""
+    """Measure all that the documentation states, on this rank."""
     rank = dist.get_rank()
     found: Facts = {"rank": rank}
 
@@ -88,13 +91,13 @@ def measure() -> Facts:
 
 
 def measure_torch_shapes() -> Facts:
-    """What happens if one rank brings a tensor of another size, in PyTorch's words."""
+    """What happens if one rank passes a tensor of another size, in PyTorch's dialect."""
     rank = dist.get_rank()
     return {"error": error_of(lambda: dist.reduce(given(rank, 2 + (rank == 1)), DST))}
 
 
 def measure_mindspore_shapes() -> Facts:
-    """What happens if one rank brings a tensor of another size, in MindSpore's words."""
+    """What happens if one rank passes a tensor of another size, in MindSpore's dialect."""
     rank = dist.get_rank()
     return {"error": error_of(lambda: comm_func.reduce(given(rank, 2 + (rank == 1)), DST))}
 
@@ -109,7 +112,7 @@ def facts(world: World) -> list[Facts]:
 
 
 def test_reduce__torch_signature() -> None:
-    """Since the page was written dst may be left out in favour of a new last one, group_dst."""
+    """Newer than the documentation: dst is optional, because group_dst may be given instead."""
     expected = ["tensor", "dst", "op", "group", "async_op", "group_dst"]
     assert parameters(dist.reduce) == expected
     assert keywords(dist.reduce) == {
@@ -122,7 +125,7 @@ def test_reduce__torch_signature() -> None:
 
 
 def test_reduce__mindspore_signature() -> None:
-    """The page prints None as the default of group; the software has the name of the world."""
+    """Documented as None; the default of group in MindSpore itself is the world's name."""
     assert parameters(comm_func.reduce) == ["tensor", "dst", "op", "group"]
     assert keywords(comm_func.reduce) == {
         "op": comm_func.ReduceOp.SUM,
@@ -131,11 +134,11 @@ def test_reduce__mindspore_signature() -> None:
 
 
 def test_reduce__mindspore_takes_none_as_group(facts: list[Facts]) -> None:
-    """The software refuses the page's default; here it means the world, as the page suggests."""
+    """MindSpore itself refuses None; here it means the world, as documented."""
     assert facts[DST]["mindspore group None"] == SUM
 
 
-# ---- the paragraph on PyTorch --------------------------------------------------------------------
+# ---- the text about PyTorch ----------------------------------------------------------------------
 
 
 def test_reduce__torch_tensor_of_dst_holds_the_result(facts: list[Facts]) -> None:
@@ -149,7 +152,7 @@ def test_reduce__torch_all_tensors_must_have_one_shape(world: World) -> None:
 
 
 def test_reduce__torch_other_ranks_keep_their_tensors(facts: list[Facts]) -> None:
-    """Gloo overwrites them; the page's promise is kept here."""
+    """Gloo overwrites them; here they stay, as documented."""
     assert [facts[r]["torch tensor"] for r in OTHERS] == [ALL[r].tolist() for r in OTHERS]
 
 
@@ -171,7 +174,7 @@ def test_reduce__torch_sync_returns_none(facts: list[Facts]) -> None:
     assert [found["torch sync"] for found in facts] == [None] * 3
 
 
-# ---- the paragraph on MindSpore ------------------------------------------------------------------
+# ---- the text about MindSpore --------------------------------------------------------------------
 
 
 def test_reduce__mindspore_has_four_inputs() -> None:
@@ -197,13 +200,13 @@ def test_reduce__mindspore_returns_the_result_on_dst(facts: list[Facts]) -> None
 
 
 def test_reduce__mindspore_other_ranks_get_zeros(facts: list[Facts]) -> None:
-    """The software returns something of shape (1,) without meaning; the page's promise is safer."""
+    """MindSpore itself returns a meaningless tensor of shape (1,); documented zeros are safer."""
     zeros = np.zeros(SHAPE).tolist()
     assert [facts[rank]["mindspore result"] for rank in OTHERS] == [zeros] * 2
 
 
 def test_reduce__mindspore_zeros_have_the_shape_of_the_input(facts: list[Facts]) -> None:
-    """The software has shape (1,) there."""
+    """In MindSpore itself they have shape (1,)."""
     shapes = [found["mindspore shape and dtype"] for found in facts]
     assert shapes == [(SHAPE, "float32")] * 3
 
@@ -222,7 +225,7 @@ def test_reduce__row_tensor_mindspore_does_not(facts: list[Facts]) -> None:
 
 
 def test_reduce__row_dst_is_the_same(facts: list[Facts]) -> None:
-    """In a group too it is a rank of the world; the software mixes the two up there."""
+    """In a group too it is a rank of the world; MindSpore itself confuses the two there."""
     assert parameters(dist.reduce)[1] == parameters(comm_func.reduce)[1] == "dst"
     assert facts[DST]["torch pair"] == facts[DST]["mindspore pair"] == PAIR_SUM
 
@@ -233,7 +236,7 @@ def test_reduce__row_op_is_the_same(facts: list[Facts], op: str) -> None:
 
 
 def test_reduce__row_group_is_the_same(facts: list[Facts]) -> None:
-    """The data is; the type is not: an object in one dialect, a name in the other."""
+    """Its meaning is the same, its type is not: an object in one dialect, a name in the other."""
     assert [facts[rank]["mindspore pair"] for rank in MEMBERS] == [
         np.zeros(SHAPE).tolist(),
         PAIR_SUM,
@@ -247,13 +250,13 @@ def test_reduce__row_async_op_is_in_torch_alone() -> None:
 
 
 def test_reduce__returns_torch_nothing_but_a_handle_if_asked(facts: list[Facts]) -> None:
-    """The row says that torch returns nothing; the page's prose and torch have a handle."""
+    """The row says that torch returns nothing; the text and torch itself have a handle."""
     assert [found["torch sync"] for found in facts] == [None] * 3
     assert [found["torch handle"] for found in facts] == [[True, True]] * 3
 
 
 def test_reduce__returns_torch_none_outside_the_group(facts: list[Facts]) -> None:
-    """This page leaves it out; the others say so of their calls, and torch does it for all."""
+    """Not documented for this call, but for the others; torch does it for all."""
     assert facts[OUTSIDER]["outside"] == [None, None]
     assert facts[OUTSIDER]["torch pair"] == ALL[OUTSIDER].tolist()
 

@@ -1,4 +1,7 @@
-"""The page that compares dist.reduce_scatter with comm_func.reduce_scatter_tensor, by statement."""
+"""reduce_scatter in both dialects: each statement of MindSpore\'s documentation about them.
+
+Where that documentation and MindSpore itself differ, the test says which of them holds here.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from tests.helpers.dialects import (
 )
 from unisono.mindspore.communication import comm_func
 
-#: Six rows: they can be cut for the three of the world and for the pair.
+#: Six rows: they can be split for the world of three and for the group of two.
 SHAPE = (6, 2)
 ALL = [given(rank, *SHAPE) for rank in EVERYONE]
 OPERATORS = {"SUM": np.add, "MAX": np.maximum, "MIN": np.minimum, "PROD": np.multiply}
@@ -40,7 +43,7 @@ PAIR_RESULTS = shares(np.add, MEMBERS)
 
 
 def measure() -> Facts:
-    """Everything that the page speaks of, on this rank."""
+    """Measure all that the documentation states, on this rank."""
     rank = dist.get_rank()
     found: Facts = {"rank": rank}
 
@@ -121,7 +124,7 @@ def test_reduce_scatter__torch_signature() -> None:
 
 
 def test_reduce_scatter__mindspore_signature() -> None:
-    """The page prints None as the default of group; the software has the name of the world."""
+    """Documented as None; the default of group in MindSpore itself is the world's name."""
     function = comm_func.reduce_scatter_tensor
     assert parameters(function) == ["tensor", "op", "group", "async_op"]
     assert keywords(function) == {
@@ -132,11 +135,11 @@ def test_reduce_scatter__mindspore_signature() -> None:
 
 
 def test_reduce_scatter__mindspore_takes_none_as_group(facts: list[Facts]) -> None:
-    """The software refuses the page's default; here it means the world, as the page suggests."""
+    """MindSpore itself refuses None; here it means the world, as documented."""
     assert [found["mindspore group None"] for found in facts] == RESULTS["SUM"]
 
 
-# ---- the paragraph on PyTorch --------------------------------------------------------------------
+# ---- the text about PyTorch ----------------------------------------------------------------------
 
 
 def test_reduce_scatter__torch_output_holds_this_ranks_share(facts: list[Facts]) -> None:
@@ -148,7 +151,7 @@ def test_reduce_scatter__torch_input_list_is_what_is_combined(facts: list[Facts]
 
 
 def test_reduce_scatter__torch_every_rank_gives_as_many_tensors(facts: list[Facts]) -> None:
-    """One tensor for each rank: a shorter list is refused, and nobody waits for ever."""
+    """One tensor for each rank: a shorter list is refused, and no rank waits forever."""
     for found in facts:
         assert {"ValueError", "RuntimeError"} & set(found["torch too few"])
 
@@ -166,7 +169,7 @@ def test_reduce_scatter__torch_sync_returns_none(facts: list[Facts]) -> None:
     assert [found["torch sync"] for found in facts] == [None] * 3
 
 
-# ---- the paragraph on MindSpore ------------------------------------------------------------------
+# ---- the text about MindSpore --------------------------------------------------------------------
 
 
 def test_reduce_scatter__mindspore_first_dimension_is_divided_by_the_ranks(
@@ -188,13 +191,13 @@ def test_reduce_scatter__mindspore_group_says_who_takes_part(facts: list[Facts])
 
 
 def test_reduce_scatter__mindspore_async_returns_a_handle(facts: list[Facts]) -> None:
-    """The prose reads as if the handle came alone; the table and the software have a pair."""
+    """The text reads as if only a handle were returned; the table and MindSpore have a pair."""
     assert [found["mindspore async"][3] for found in facts] == [comm_func.CommHandle] * 3
     assert [found["mindspore async result"] for found in facts] == RESULTS["SUM"]
 
 
 def test_reduce_scatter__mindspore_sync_returns_no_handle(facts: list[Facts]) -> None:
-    """The prose reads as if nothing came back; the table and the software have `(tensor, None)`."""
+    """The text reads as if nothing were returned; the table and MindSpore have `(tensor, None)`."""
     assert [found["mindspore sync"][2:] for found in facts] == [(np.ndarray, None)] * 3
 
 
@@ -216,7 +219,7 @@ def test_reduce_scatter__row_input_is_a_list_in_torch() -> None:
 
 
 def test_reduce_scatter__row_input_is_one_tensor_in_mindspore(facts: list[Facts]) -> None:
-    """The row copies the shape rule of the output; the input is only cut by rows, and kept."""
+    """The row repeats the shape rule of the output; the input is split by rows, and not changed."""
     assert parameters(comm_func.reduce_scatter_tensor)[0] == "tensor"
     assert [found["mindspore input"] for found in facts] == [whole.tolist() for whole in ALL]
 
@@ -228,7 +231,7 @@ def test_reduce_scatter__row_op_is_the_same(facts: list[Facts], op: str) -> None
 
 
 def test_reduce_scatter__row_group_is_the_same(facts: list[Facts]) -> None:
-    """The data is; the type is not: an object in one dialect, a name in the other."""
+    """Its meaning is the same, its type is not: an object in one dialect, a name in the other."""
     assert all(facts[r]["torch pair"] == facts[r]["mindspore pair"] for r in MEMBERS)
 
 

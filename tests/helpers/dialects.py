@@ -1,7 +1,8 @@
-"""What the tests of the five comparison pages share: a world of three, a pair in it, small tools.
+"""What the comparisons of both dialects share: a world of three, a group of two, small tools.
 
-Each page has a `measure` that runs on every rank and returns facts by name; `collect` runs it on
-the ranks of an engine. The tests then hold one statement of the page against the facts.
+MindSpore documents how five of its collectives differ from PyTorch's. For each of them, `measure`
+runs on every rank and returns facts by name, and `collect` runs it on the ranks of an engine. Each
+test then compares one statement of that documentation with the facts.
 """
 
 from __future__ import annotations
@@ -56,15 +57,15 @@ def _measured(_: Group, measure: Callable[[], Facts]) -> Facts:
 
 
 def given(rank: int, *shape: int) -> np.ndarray:
-    """What a rank puts in: each value tells its rank and its place, so that none is mistaken."""
+    """A rank's input: each value tells its rank and its index, so that mistakes are seen."""
     return np.arange(np.prod(shape), dtype=np.float64).reshape(shape) + 100.0 * (rank + 1)
 
 
 @contextlib.contextmanager
 def pair_groups() -> Iterator[tuple[Any, str]]:
-    """Make the pair in both dialects: an object, which every rank gets, and a name for members.
+    """Make the group of two in both dialects: an object for every rank, and a name for members.
 
-    Its ranks go on to the next page, so it is gone at the end.
+    The ranks go on with the next comparison, so it is closed at the end.
     """
     import unisono.torch.distributed as dist
     from unisono.mindspore import communication
@@ -73,14 +74,14 @@ def pair_groups() -> Iterator[tuple[Any, str]]:
     if dist.get_rank() in MEMBERS:
         communication.create_group(PAIR, list(MEMBERS))
     yield pair, PAIR
-    dist.barrier()  # nobody leaves while another still works
+    dist.barrier()  # no rank leaves while another still works
     if dist.get_rank() in MEMBERS:
         communication.destroy_group(PAIR)
         dist.destroy_process_group(pair)
 
 
 def outside(call: Callable[[], object]) -> object:
-    """What a call on a group returns to a rank that is not in it, or its error; it may warn."""
+    """What a call on a group returns on a rank that is not in it, or its error; it may warn."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

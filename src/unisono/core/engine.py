@@ -229,6 +229,8 @@ class Engine(ABC):
     size: int
     #: Seconds that calls wait for other ranks unless they say otherwise.
     timeout: float
+    #: Each rank's host, as in `Launch.hosts`; empty where all ranks are on this one.
+    hosts: Sequence[str] = ()
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -305,6 +307,15 @@ class Engine(ABC):
         raise Unsupported(
             f"engine {self.name!r} cannot shrink a group; engines 'shm' and 'threads' can"
         )
+
+    def local_ranks(self) -> Sequence[int]:
+        """The ranks of this group that run on this host, in rising order."""
+        identities = [host.split()[0] for host in self.hosts]
+        return [
+            rank
+            for rank in range(self.size)
+            if not identities or identities[rank] == identities[self.rank]
+        ]
 
     @abstractmethod
     def close(self) -> None:

@@ -18,8 +18,9 @@ from unisono.core.environment import Launch
 from unisono.errors import ArgumentError, NotReady
 
 __all__ = [
-    "WORLD_NAMES",
+    "WORLD_NAME",
     "Group",
+    "add_world_names",
     "close",
     "find",
     "init",
@@ -29,8 +30,9 @@ __all__ = [
     "world",
 ]
 
-#: What MindSpore calls the world, by device; all of them mean the same group here.
-WORLD_NAMES = ("world", "hccl_world_group", "nccl_world_group", "mccl_world_group")
+#: The name of the group of all ranks; faces may add others for it.
+WORLD_NAME = "world"
+_world_names = {WORLD_NAME}
 
 
 class _Number(int):
@@ -142,11 +144,20 @@ class Group:
         if old is not None and old.engine is not None:
             state.retired.append(old.engine)
             old.engine = None
-        made = Group(WORLD_NAMES[0], range(engine.size), engine, engine.rank, state)
+        made = Group(WORLD_NAME, range(engine.size), engine, engine.rank, state)
         state.world = made
         state.named = {made.name: made}
         state.splits.clear()
         return made
+
+    def local_ranks(self) -> list[int]:
+        """The world ranks of the members that run on this host, in the order of the group."""
+        # Only the world's engine knows this on ranks that are not members.
+        whole = self._state.world or self
+        if whole.engine is None:
+            raise NotReady(f"the world of group {self.name!r} is closed")
+        here = {whole.ranks[rank] for rank in whole.engine.local_ranks()}
+        return [rank for rank in self.ranks if rank in here]
 
     def close(self) -> None:
         """Leave this group; closing twice is allowed. Closing the world closes every group."""
@@ -218,7 +229,7 @@ def install(engine: Engine, *, in_thread: bool = False, claimed: bool = True) ->
     """Make the world of this process, or of this thread, out of an engine."""
     global _process, _forked
     state = _State(claimed=claimed)
-    world = Group(WORLD_NAMES[0], range(engine.size), engine, engine.rank, state)
+    world = Group(WORLD_NAME, range(engine.size), engine, engine.rank, state)
     state.world = world
     state.named[world.name] = world
     if in_thread:
@@ -248,9 +259,14 @@ def world() -> Group:
     return state.world
 
 
+def add_world_names(*names: str) -> None:
+    """Let further names mean the world: a face has its own."""
+    _world_names.update(names)
+
+
 def find(name: str) -> Group:
-    """The group called `name`; every world name of MindSpore means the world."""
-    if name in WORLD_NAMES:
+    """The group called `name`; every name of the world means the world."""
+    if name in _world_names:
         return world()
     named = world()._state.named
     if name not in named:

@@ -14,7 +14,7 @@ from unisono.core import environment
 from unisono.core.environment import Launch
 from unisono.errors import LaunchError
 
-__all__ = ["exchange_hosts", "identity"]
+__all__ = ["exchange_hosts", "identity", "own_host"]
 
 
 def identity() -> str:
@@ -31,6 +31,11 @@ def identity() -> str:
     return "-".join([boot, *map(str, spaces)])
 
 
+def own_host() -> str:
+    """This host's identity and its name, as `Launch.hosts` has them for each rank."""
+    return f"{identity()} {socket.gethostname()}"
+
+
 def exchange_hosts(store: Any, rank: int, size: int, source: str) -> Launch:
     """Tell the other ranks our host, and learn theirs with the name and the secret of a new job.
 
@@ -42,7 +47,7 @@ def exchange_hosts(store: Any, rank: int, size: int, source: str) -> Launch:
     # A store may outlive a job (torchrun's does), and then holds what an earlier one wrote. No rank
     # goes on before all have come, so that counting them tells jobs apart.
     turn = f"{own}/{(store.add(f'{own}/arrived', 1) - 1) // size}"
-    store.set(f"{turn}/host/{rank}", f"{identity()} {socket.gethostname()}")
+    store.set(f"{turn}/host/{rank}", own_host())
     if rank == 0:
         hosts = [store.get(f"{turn}/host/{each}").decode() for each in range(size)]
         job = secrets.token_hex(16)

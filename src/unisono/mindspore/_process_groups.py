@@ -1,6 +1,6 @@
-"""Joining the world and making groups, in the words of mint and ops.communication.
+"""Joining the world and making groups, as mint and ops.communication have it.
 
-Groups are names here. `new_group` is called by the members only.
+Groups are names here. Only the members call `new_group`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import os
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from types import NoneType
 from typing import Any
 
-from unisono.core import environment, groups, registry
+from unisono.core import environment, groups
 from unisono.errors import ArgumentError, ArgumentTypeError, LaunchError, UnisonoError
-from unisono.mindspore._checks import check_integer
+from unisono.mindspore._arguments import check_integer, check_type, engine_for
+from unisono.mindspore._groups import HCCL_WORLD_COMM_GROUP, is_world
 from unisono.mindspore._store import TCPStore
 from unisono.mindspore.communication import management
 
@@ -32,9 +34,10 @@ __all__ = [
     "new_group",
 ]
 
-#: Backends of upstream; they all mean the engine that fits.
+#: Upstream's backends; all of them mean the engine that fits.
 _BACKENDS = ("hccl", "nccl", "mccl", "unisono")
-_WORLD = "hccl_world_group"
+#: What a launcher may say besides: how many ranks this host has.
+_LOCAL = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def is_available() -> bool:
@@ -58,42 +61,32 @@ def init_process_group(
     pg_options: Any = None,
     device_id: Any = None,
 ) -> None:
-    """Join the world; `backend` is a name of upstream or of an engine. A second call does nothing.
+    """Join the world; a second call does nothing.
 
-    With `init_method="tcp://host:port"` or a `store`, the caller says `world_size` and `rank`;
-    otherwise the launcher does.
+    `backend` is one of upstream's or the name of an engine. With `init_method="tcp://host:port"` or
+    a `store`, the caller gives `world_size` and `rank`; otherwise the launcher does.
     """
-    _check_kinds(
-        (backend, str, "backend"),
-        (init_method, str, "init_method"),
-        (timeout, timedelta, "timeout"),
-        (store, TCPStore, "store"),
-        (group_name, str, "group_name"),
-    )
+    for value, name, kind in (
+        (backend, "backend", str),
+        (init_method, "init_method", str),
+        (timeout, "timeout", timedelta),
+        (store, "store", TCPStore),
+        (group_name, "group_name", str),
+    ):
+        check_type(value, name, kind, NoneType)
     check_integer(world_size, "world_size")
     check_integer(rank, "rank")
-    if backend not in _BACKENDS and str(backend).partition(":")[0] not in registry.names():
-        known = ", ".join([*_BACKENDS, *registry.names()])
-        raise ArgumentError(f"there is no backend {backend!r}; there are {known}")
+    engine = engine_for(backend, _BACKENDS, "backend")
     if init_method is not None and store is not None:
         raise ArgumentError("give init_method or store, not both")
-    engine = None if backend in _BACKENDS else backend
     seconds = None if timeout is None else timeout.total_seconds()
+    address = None
     if init_method is not None or store is not None:
-        if os.environ.get("MS_ROLE") == "MS_SCHED":
-            raise SystemExit(0)  # msrun's scheduler, whom we do not need: let it leave
-        if world_size <= 0:
-            raise ArgumentError(f"world_size is {world_size}; with init_method or store, give it")
-        if rank < 0:
-            raise ArgumentError(f"rank is {rank}; with init_method or store, give it")
-        host, port = _address(init_method) if store is None else (store.host, store.port)
-        if not groups.is_initialized():
-            launch = _launch(host, port, rank, world_size)
-            chosen = registry.choose(engine, launch)
-            groups.install(chosen.open(launch, environment.timeout(seconds)), claimed=False)
-    elif not groups.is_initialized():
-        # Left unclaimed, so that the PyTorch face may init in the same process.
-        groups.init(engine, seconds, claimed=False)
+        address = _address(init_method, store, rank, world_size)
+    if not groups.is_initialized():
+        launch = None if address is None else _launch(*address, rank, world_size)
+        # Not claimed, so that the PyTorch face may init in the same process.
+        groups.init(engine, seconds, claimed=False, launch=launch)
     size = groups.world().size
     if world_size not in (-1, size):
         raise ArgumentError(f"world_size is {world_size}, but the world has {size} ranks")
@@ -101,19 +94,19 @@ def init_process_group(
 
 def destroy_process_group(group: str | None = None) -> None:
     """Leave a group and forget its name, or leave the world and all its groups."""
-    if group is None or (isinstance(group, str) and group in groups.WORLD_NAMES):
+    if is_world(group):
         management.release()
     else:
         management.destroy_group(group)
 
 
 def get_rank(group: str | None = None) -> int:
-    """This rank's place in the group; -1 where there is no such group or it is not a member."""
+    """This rank in the group; -1 if there is no such group or this rank is not in it."""
     return _or_minus_one(management.get_rank, group)
 
 
 def get_world_size(group: str | None = None) -> int:
-    """How many ranks the group has; -1 where there is no such group."""
+    """How many ranks the group has; -1 if there is no such group."""
     return _or_minus_one(management.get_group_size, group)
 
 
@@ -130,7 +123,7 @@ def new_group(
     The same ranks give the same group. A rank that is not in the list gets "".
     """
     if ranks is None:
-        return _WORLD
+        return HCCL_WORLD_COMM_GROUP
     if not isinstance(ranks, list):
         raise ArgumentTypeError(f"ranks must be a list, got {type(ranks).__name__}")
     for rank in ranks:
@@ -153,8 +146,8 @@ def new_group(
 
 
 def get_backend(group: str | None = None) -> str:
-    """The name of the backend as upstream tells it: from the name of the group."""
-    _check_kinds((group, str, "group"))
+    """The name of the backend, which upstream reads from the name of the group."""
+    check_type(group, "group", str, NoneType)
     return "mccl" if group is not None and "mccl" in group else "hccl"
 
 
@@ -175,7 +168,7 @@ def get_process_group_ranks(group: str | None = None) -> list[int]:
 
 
 def _or_minus_one(ask: Callable[[str | None], int], group: str | None) -> int:
-    """Upstream answers -1 where a group is unknown, but refuses what cannot be a group at all."""
+    """Upstream returns -1 for an unknown group, but refuses what cannot be a group at all."""
     try:
         return ask(group)
     except ArgumentTypeError:
@@ -184,31 +177,35 @@ def _or_minus_one(ask: Callable[[str | None], int], group: str | None) -> int:
         return -1
 
 
-def _check_kinds(*arguments: tuple[Any, type, str]) -> None:
-    for value, kind, name in arguments:
-        if value is not None and not isinstance(value, kind):
-            raise ArgumentTypeError(f"{name} must be {kind.__name__}, got {value!r}")
-
-
-def _address(url: str | None) -> tuple[str, int]:
-    match = re.fullmatch(r"tcp://([^:/]+):(\d{1,5})", url or "")
+def _address(
+    init_method: str | None, store: TCPStore | None, rank: int, size: int
+) -> tuple[str, int]:
+    """Where ranks meet that are not described by a launcher."""
+    if os.environ.get("MS_ROLE") == "MS_SCHED":
+        raise SystemExit(0)  # msrun runs the script once more as its scheduler, which is no rank
+    if size <= 0:
+        raise ArgumentError(f"world_size is {size}; with init_method or store, give it")
+    if rank < 0:
+        raise ArgumentError(f"rank is {rank}; with init_method or store, give it")
+    if store is not None:
+        return store.host, store.port
+    match = re.fullmatch(r"tcp://([^:/]+):(\d{1,5})", init_method or "")
     if match is None:
-        raise LaunchError(f"init_method is {url!r}; it must look like tcp://127.0.0.1:29500")
+        raise LaunchError(
+            f"init_method is {init_method!r}; it must look like tcp://127.0.0.1:29500"
+        )
     return match[1], int(match[2])
 
 
 def _launch(host: str, port: int, rank: int, size: int) -> environment.Launch:
-    """What torchrun would have written into the environment says the same thing."""
-    told = {name: os.environ[name] for name in _LOCAL if name in os.environ}
+    """A job that meets at an address, described with the variables that torchrun sets."""
+    local = {name: os.environ[name] for name in _LOCAL if name in os.environ}
     return environment.find(
         {
             "RANK": str(rank),
             "WORLD_SIZE": str(size),
             "MASTER_ADDR": host,
             "MASTER_PORT": str(port),
-            **told,
+            **local,
         }
     )
-
-
-_LOCAL = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")

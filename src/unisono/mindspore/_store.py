@@ -1,7 +1,7 @@
 """`TCPStore`: names and values that the ranks of a job share, kept by one of them.
 
-The protocol is length-prefixed bytes and nothing is unpickled: whoever reaches the port can read
-and write the store, as with upstream's, but can run nothing.
+The protocol is length-prefixed bytes and nothing is unpickled: whoever can connect to the port can
+read and write the store, as upstream, but cannot run code.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import threading
 import time
 import weakref
 from datetime import timedelta
-from typing import Any
 
-from unisono.errors import ArgumentError, ArgumentTypeError, CommTimeout, LaunchError, UnisonoError
+from unisono.errors import ArgumentError, CommTimeout, LaunchError, UnisonoError
+from unisono.mindspore._arguments import check_type
 
 __all__ = ["TCPStore"]
 
-_LONGEST = 1 << 30  # bytes of one value: a bad length must not ask for the whole memory
+_MAX_BYTES = 1 << 30  # of one value: a wrong length must not allocate all memory
 
 
 class TCPStore:
@@ -47,10 +47,10 @@ class TCPStore:
             (wait_for_workers, bool, "wait_for_workers"),
             (1 if world_size is None else world_size, int, "world_size"),
         ):
-            _check(value, kind, name)
+            check_type(value, name, kind)
         size = 1 if world_size is None else world_size
-        if not _is_name(host_name):
-            raise ArgumentError(f"host_name is {host_name!r}, which is no name of a host")
+        if not _is_host(host_name):
+            raise ArgumentError(f"host_name is {host_name!r}; it must be a name or an address")
         if not 0 <= port <= 65535:
             raise ArgumentError(f"port is {port}; it must be between 0 and 65535")
         if size <= 0:
@@ -60,7 +60,7 @@ class TCPStore:
         self._seconds = timeout.total_seconds()
         self._server: _Server | None = None
         if os.environ.get("MS_ROLE") == "MS_SCHED":
-            return  # msrun's scheduler runs the script too, and must not take the master's port
+            return  # msrun's scheduler runs the script too, and must not serve at the master's port
         if is_master:
             try:
                 self._server = _Server((host_name, port))
@@ -74,25 +74,25 @@ class TCPStore:
             self._wait_for_workers(size)
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Put a value under `key`, in place of what was there."""
-        _check(key, str, "key")
-        _check(value, (str, bytes), "value")
+        """Set the value of `key`, whether it has one or not."""
+        check_type(key, "key", str)
+        check_type(value, "value", str, bytes)
         self._ask(b"s", key, value.encode() if isinstance(value, str) else value)
 
     def get(self, key: str) -> bytes:
-        """The value under `key`; waits until there is one, or until the timeout passes."""
-        _check(key, str, "key")
+        """The value of `key`; waits until it is set, or until the timeout passes."""
+        check_type(key, "key", str)
         return self._ask(b"g", key, b"")
 
     def add(self, key: str, amount: int) -> int:
-        """Add to the number under `key`, which begins at 0, and return it."""
-        _check(key, str, "key")
-        _check(amount, int, "amount")
+        """Add to the number at `key`, which starts at 0, and return it."""
+        check_type(key, "key", str)
+        check_type(amount, "amount", int)
         return int(self._ask(b"a", key, str(amount).encode()))
 
     def delete_key(self, key: str) -> bool:
-        """Forget `key`; tells whether it was there."""
-        _check(key, str, "key")
+        """Delete `key`; returns whether it was set."""
+        check_type(key, "key", str)
         return self._ask(b"d", key, b"") == b"1"
 
     def _wait_for_workers(self, size: int) -> None:
@@ -101,41 +101,45 @@ class TCPStore:
         with table.changed:
             if not table.changed.wait_for(lambda: table.joined >= size, self._seconds):
                 raise CommTimeout(
-                    f"{table.joined} of {size} processes came to the store in {self._seconds:g} s"
+                    f"{table.joined} of {size} processes connected to the store at "
+                    f"{self.host}:{self.port} within {self._seconds:g} s"
                 )
 
     def _ask(self, verb: bytes, key: str, value: bytes) -> bytes:
-        """One question, one connection: the store is for meeting, not for speed."""
-        until = time.monotonic() + self._seconds
+        """Send one request over a connection of its own: rendezvous does not need speed."""
+        deadline = time.monotonic() + self._seconds
         while True:
-            left = max(0.01, until - time.monotonic())
+            left = max(0.01, deadline - time.monotonic())
             try:
-                with socket.create_connection((self.host, self.port), timeout=left) as line:
+                with socket.create_connection((self.host, self.port), timeout=left) as connection:
                     wait = struct.pack("!d", left)
-                    line.sendall(verb + wait + _packed(key.encode()) + _packed(value))
-                    line.settimeout(left + 5)  # the server says itself when the time is over
-                    status = _exactly(line, 1)
-                    answer = _unpacked(line)
+                    connection.sendall(verb + wait + _message(key.encode()) + _message(value))
+                    connection.settimeout(left + 5)  # the server answers when the timeout passes
+                    status = _read_exactly(connection, 1)
+                    answer = _read_message(connection)
                     break
             except ConnectionRefusedError as error:
-                # The master may start after us.
-                if time.monotonic() >= until:
+                # The master may start later than this process.
+                if time.monotonic() >= deadline:
                     where = f"{self.host}:{self.port}"
-                    raise CommTimeout(f"nobody serves a store at {where}: {error}") from error
+                    raise CommTimeout(
+                        f"no process serves a store at {where}: {error}; start the one with "
+                        "is_master=True"
+                    ) from error
                 time.sleep(0.05)
             except OSError as error:
                 raise LaunchError(
-                    f"the store at {self.host}:{self.port} is gone: {error}"
+                    f"lost the connection to the store at {self.host}:{self.port}: {error}"
                 ) from error
         if status == b"t":
-            raise CommTimeout(f"nobody has set {key!r} in the store in {self._seconds:g} s")
+            raise CommTimeout(f"no process set {key!r} in the store within {self._seconds:g} s")
         if status == b"e":
             raise UnisonoError(answer.decode())
         return answer
 
 
 class _Table:
-    """The names and values, and how many clients have come."""
+    """The names and values, and how many clients have joined."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -143,7 +147,7 @@ class _Table:
         self.joined = 0
 
     def answer(self, verb: bytes, wait: float, key: bytes, value: bytes) -> tuple[bytes, bytes]:
-        """Do what a client asks; the status is b"o" (fine), b"t" (too late) or b"e" (error)."""
+        """Answer one request; the status is b"o" (fine), b"t" (timeout) or b"e" (error)."""
         with self.changed:
             reply = b""
             if verb == b"j":
@@ -158,7 +162,7 @@ class _Table:
                 try:
                     reply = str(int(self.values.get(key, b"0")) + int(value)).encode()
                 except ValueError:
-                    return b"e", f"the value under {key.decode()!r} is not a number".encode()
+                    return b"e", f"the value of {key.decode()!r} is not a number".encode()
                 self.values[key] = reply
             elif verb == b"d":
                 reply = b"0" if self.values.pop(key, None) is None else b"1"
@@ -167,16 +171,20 @@ class _Table:
 
 
 class _Handler(socketserver.BaseRequestHandler):
+    """Reads one request and answers it."""
+
     def handle(self) -> None:
-        # A client that went away, or one that does not speak this language, ends here.
+        # A client that disconnects, or that uses another protocol, is no error of the server.
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            verb, wait = struct.unpack("!cd", _exactly(self.request, 9))
-            key, value = _unpacked(self.request), _unpacked(self.request)
+            verb, wait = struct.unpack("!cd", _read_exactly(self.request, 9))
+            key, value = _read_message(self.request), _read_message(self.request)
             status, reply = self.server.table.answer(verb, wait, key, value)  # type: ignore[attr-defined]
-            self.request.sendall(status + _packed(reply))
+            self.request.sendall(status + _message(reply))
 
 
 class _Server(socketserver.ThreadingTCPServer):
+    """Serves one table, with a thread for each request: some wait for a key."""
+
     allow_reuse_address = True
     daemon_threads = True
 
@@ -185,8 +193,8 @@ class _Server(socketserver.ThreadingTCPServer):
         super().__init__(address, _Handler)
 
 
-def _is_name(host: str) -> bool:
-    """Whether sockets take it as a host at all."""
+def _is_host(host: str) -> bool:
+    """Whether sockets accept it as a host."""
     try:
         return b"\0" not in host.encode("idna")
     except UnicodeError:
@@ -194,33 +202,28 @@ def _is_name(host: str) -> bool:
 
 
 def _stop(server: _Server, process: int) -> None:
-    # A forked child has a copy of the store, but the server thread is its parent's.
+    # A forked child has a copy of the store, but the server thread runs in its parent.
     if process == os.getpid():
         server.shutdown()
         server.server_close()
 
 
-def _check(value: Any, kind: type | tuple[type, ...], name: str) -> None:
-    if not isinstance(value, kind):
-        raise ArgumentTypeError(f"{name} cannot be {value!r}; it must be {kind}")
-
-
-def _packed(data: bytes) -> bytes:
+def _message(data: bytes) -> bytes:
     return struct.pack("!I", len(data)) + data
 
 
-def _unpacked(line: socket.socket) -> bytes:
-    (length,) = struct.unpack("!I", _exactly(line, 4))
-    if length > _LONGEST:
+def _read_message(connection: socket.socket) -> bytes:
+    (length,) = struct.unpack("!I", _read_exactly(connection, 4))
+    if length > _MAX_BYTES:
         raise OSError(f"a message of {length} bytes is too long")
-    return _exactly(line, length)
+    return _read_exactly(connection, length)
 
 
-def _exactly(line: socket.socket, count: int) -> bytes:
+def _read_exactly(connection: socket.socket, count: int) -> bytes:
     parts = bytearray()
     while len(parts) < count:
-        part = line.recv(min(count - len(parts), 1 << 20))
+        part = connection.recv(min(count - len(parts), 1 << 20))
         if not part:
-            raise OSError("the connection ended early")
+            raise OSError("the other side closed the connection")
         parts += part
     return bytes(parts)

@@ -20,17 +20,18 @@ WHOLE = [0, 1, 2, 3]
 UNSORTED = [3, 1, 2]
 
 
-class Side(NamedTuple):
-    """What a play knows: the group's name, its world ranks, our world rank, the tensor kind."""
+class Member(NamedTuple):
+    """One rank of a group: the group's name and world ranks, our world rank, the tensor kind."""
 
     group: str
     ranks: list[int]
-    me: int
+    world_rank: int
     kind: str
 
     @property
-    def place(self) -> int:
-        return self.ranks.index(self.me)
+    def rank(self) -> int:
+        """Our rank in the group."""
+        return self.ranks.index(self.world_rank)
 
 
 def made(kind: str, array: np.ndarray) -> Any:
@@ -63,221 +64,227 @@ def same(kind: str, got: Any, expected: np.ndarray) -> None:
     np.testing.assert_array_equal(np.asarray(got), expected.astype(np.float32))
 
 
-def members(world: Group, play: Callable[[Side], None], ranks: list[int], kind: str) -> str:
-    """Run the play on those ranks, on the world or on a group of theirs."""
+def run_on(world: Group, case: Callable[[Member], None], ranks: list[int], kind: str) -> str:
+    """Run the case on those ranks, in the world or in a group of theirs."""
     if ranks == WHOLE:
-        play(Side("nccl_world_group", ranks, world.rank, kind))
-        return "played"
+        case(Member("nccl_world_group", ranks, world.rank, kind))
+        return "ran"
     if world.rank not in ranks:
         return "outside"
     communication.create_group("chosen", ranks)
-    play(Side("chosen", ranks, world.rank, kind))
-    comm_func.barrier("chosen")  # nobody leaves while another still works
+    case(Member("chosen", ranks, world.rank, kind))
+    comm_func.barrier("chosen")  # no rank leaves while another still works
     communication.destroy_group("chosen")
-    return "played"
+    return "ran"
 
 
-# ---- one play for each function ------------------------------------------------------------------
+# ---- one case for each function ------------------------------------------------------------------
 
 
-def play_all_reduce(side: Side) -> None:
-    sources = np.stack([values(rank, 2, 3) for rank in side.ranks])
+def case_all_reduce(member: Member) -> None:
+    sources = np.stack([values(rank, 2, 3) for rank in member.ranks])
     operators = {"sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max, "avg": np.mean}
     for op, numpy_operator in operators.items():
-        x = made(side.kind, values(side.me, 2, 3))
-        got, handle = comm_func.all_reduce(x, op, side.group)
+        x = made(member.kind, values(member.world_rank, 2, 3))
+        got, handle = comm_func.all_reduce(x, op, member.group)
         assert handle is None
-        same(side.kind, got, numpy_operator(sources.astype(np.float64), axis=0))
-        same(side.kind, x, values(side.me, 2, 3))
+        same(member.kind, got, numpy_operator(sources.astype(np.float64), axis=0))
+        same(member.kind, x, values(member.world_rank, 2, 3))
 
 
-def play_all_gather_into_tensor(side: Side) -> None:
-    x = made(side.kind, values(side.me, 2, 3))
-    got, handle = comm_func.all_gather_into_tensor(x, side.group)
+def case_all_gather_into_tensor(member: Member) -> None:
+    x = made(member.kind, values(member.world_rank, 2, 3))
+    got, handle = comm_func.all_gather_into_tensor(x, member.group)
     assert handle is None
-    same(side.kind, got, np.concatenate([values(rank, 2, 3) for rank in side.ranks]))
-    same(side.kind, x, values(side.me, 2, 3))
-    scalar, _ = comm_func.all_gather_into_tensor(made(side.kind, values(side.me)), side.group)
-    same(side.kind, scalar, np.array([1 + 100 * rank for rank in side.ranks]))
-    empty, _ = comm_func.all_gather_into_tensor(made(side.kind, values(0, 0, 3)), side.group)
-    same(side.kind, empty, np.zeros((0, 3)))
+    same(member.kind, got, np.concatenate([values(rank, 2, 3) for rank in member.ranks]))
+    same(member.kind, x, values(member.world_rank, 2, 3))
+    scalar, _ = comm_func.all_gather_into_tensor(
+        made(member.kind, values(member.world_rank)), member.group
+    )
+    same(member.kind, scalar, np.array([1 + 100 * rank for rank in member.ranks]))
+    empty, _ = comm_func.all_gather_into_tensor(made(member.kind, values(0, 0, 3)), member.group)
+    same(member.kind, empty, np.zeros((0, 3)))
 
 
-def play_reduce_scatter_tensor(side: Side) -> None:
-    size = len(side.ranks)
-    x = made(side.kind, values(side.me, 2 * size, 3))
-    got, handle = comm_func.reduce_scatter_tensor(x, "max", side.group)
+def case_reduce_scatter_tensor(member: Member) -> None:
+    size = len(member.ranks)
+    x = made(member.kind, values(member.world_rank, 2 * size, 3))
+    got, handle = comm_func.reduce_scatter_tensor(x, "max", member.group)
     assert handle is None
-    whole = np.max([values(rank, 2 * size, 3) for rank in side.ranks], axis=0)
-    same(side.kind, got, whole[2 * side.place : 2 * side.place + 2])
-    same(side.kind, x, values(side.me, 2 * size, 3))
+    whole = np.max([values(rank, 2 * size, 3) for rank in member.ranks], axis=0)
+    same(member.kind, got, whole[2 * member.rank : 2 * member.rank + 2])
+    same(member.kind, x, values(member.world_rank, 2 * size, 3))
 
 
-def play_reduce(side: Side) -> None:
-    for dst in side.ranks:
-        x = made(side.kind, values(side.me, 2, 3))
-        got = comm_func.reduce(x, dst, group=side.group)
-        whole = np.sum([values(rank, 2, 3) for rank in side.ranks], axis=0)
-        same(side.kind, got, whole if dst == side.me else np.zeros((2, 3)))
-        same(side.kind, x, values(side.me, 2, 3))
+def case_reduce(member: Member) -> None:
+    for dst in member.ranks:
+        x = made(member.kind, values(member.world_rank, 2, 3))
+        got = comm_func.reduce(x, dst, group=member.group)
+        whole = np.sum([values(rank, 2, 3) for rank in member.ranks], axis=0)
+        same(member.kind, got, whole if dst == member.world_rank else np.zeros((2, 3)))
+        same(member.kind, x, values(member.world_rank, 2, 3))
 
 
-def play_broadcast(side: Side) -> None:
-    for src in side.ranks:
-        x = made(side.kind, values(side.me, 2, 3))
-        same(side.kind, comm_func.broadcast(x, src, side.group), values(src, 2, 3))
-        same(side.kind, x, values(side.me, 2, 3))
+def case_broadcast(member: Member) -> None:
+    for src in member.ranks:
+        x = made(member.kind, values(member.world_rank, 2, 3))
+        same(member.kind, comm_func.broadcast(x, src, member.group), values(src, 2, 3))
+        same(member.kind, x, values(member.world_rank, 2, 3))
 
 
-def play_scatter_tensor(side: Side) -> None:
-    size = len(side.ranks)
-    for src in side.ranks:
-        x = made(side.kind, values(side.me, 2 * size, 3))
-        part = values(src, 2 * size, 3)[2 * side.place : 2 * side.place + 2]
-        same(side.kind, comm_func.scatter_tensor(x, src, side.group), part)
-        same(side.kind, x, values(side.me, 2 * size, 3))
+def case_scatter_tensor(member: Member) -> None:
+    size = len(member.ranks)
+    for src in member.ranks:
+        x = made(member.kind, values(member.world_rank, 2 * size, 3))
+        part = values(src, 2 * size, 3)[2 * member.rank : 2 * member.rank + 2]
+        same(member.kind, comm_func.scatter_tensor(x, src, member.group), part)
+        same(member.kind, x, values(member.world_rank, 2 * size, 3))
 
 
-def play_gather_into_tensor(side: Side) -> None:
-    for dst in side.ranks:
-        x = made(side.kind, values(side.me, 2, 3))
-        got = comm_func.gather_into_tensor(x, dst, side.group)
-        whole = np.concatenate([values(rank, 2, 3) for rank in side.ranks])
-        same(side.kind, got, whole if dst == side.me else np.zeros((2, 3)))
-        same(side.kind, x, values(side.me, 2, 3))
-    scalar = comm_func.gather_into_tensor(made(side.kind, values(side.me)), dst, side.group)
-    expected = np.array([1 + 100 * rank for rank in side.ranks])
-    same(side.kind, scalar, expected if dst == side.me else np.zeros(()))
+def case_gather_into_tensor(member: Member) -> None:
+    for dst in member.ranks:
+        x = made(member.kind, values(member.world_rank, 2, 3))
+        got = comm_func.gather_into_tensor(x, dst, member.group)
+        whole = np.concatenate([values(rank, 2, 3) for rank in member.ranks])
+        same(member.kind, got, whole if dst == member.world_rank else np.zeros((2, 3)))
+        same(member.kind, x, values(member.world_rank, 2, 3))
+    scalar = comm_func.gather_into_tensor(
+        made(member.kind, values(member.world_rank)), dst, member.group
+    )
+    expected = np.array([1 + 100 * rank for rank in member.ranks])
+    same(member.kind, scalar, expected if dst == member.world_rank else np.zeros(()))
 
 
-def play_barrier(side: Side) -> None:
-    assert comm_func.barrier(side.group) is None
+def case_barrier(member: Member) -> None:
+    assert comm_func.barrier(member.group) is None
 
 
-def play_all_to_all_with_output_shape(side: Side) -> None:
+def case_all_to_all_with_output_shape(member: Member) -> None:
     # Rank i sends i + j + 1 numbers to rank j, which wants them as a column.
     def message(sender: int, receiver: int) -> np.ndarray:
         return values(10 * sender + receiver, sender + receiver + 1)
 
-    size, place = len(side.ranks), side.place
-    gives = [made(side.kind, message(place, other)) for other in range(size)]
-    shapes: list[Any] = [(other + place + 1, 1) for other in range(size)]
+    size, rank = len(member.ranks), member.rank
+    sent = [made(member.kind, message(rank, other)) for other in range(size)]
+    shapes: list[Any] = [(other + rank + 1, 1) for other in range(size)]
     shapes[0] = list(shapes[0])
-    shapes[1] = made(side.kind, np.zeros(shapes[1]))
-    got, handle = comm_func.all_to_all_with_output_shape(shapes, gives, side.group)
+    shapes[1] = made(member.kind, np.zeros(shapes[1]))
+    got, handle = comm_func.all_to_all_with_output_shape(shapes, sent, member.group)
     assert handle is None and type(got) is tuple and len(got) == size
     for other, tensor in enumerate(got):
-        same(side.kind, tensor, message(other, place)[:, None])
-        same(side.kind, gives[other], message(place, other))
+        same(member.kind, tensor, message(other, rank)[:, None])
+        same(member.kind, sent[other], message(rank, other))
 
 
-def play_all_to_all_single_with_output_shape(side: Side) -> None:
-    size, place = len(side.ranks), side.place
-    x = made(side.kind, values(side.me, 2 * size, 2))
-    rows = [values(rank, 2 * size, 2)[2 * place : 2 * place + 2] for rank in side.ranks]
+def case_all_to_all_single_with_output_shape(member: Member) -> None:
+    size, rank = len(member.ranks), member.rank
+    x = made(member.kind, values(member.world_rank, 2 * size, 2))
+    rows = [values(other, 2 * size, 2)[2 * rank : 2 * rank + 2] for other in member.ranks]
     for shape in ((2 * size, 2), [2 * size, 2], x):
         got, handle = comm_func.all_to_all_single_with_output_shape(
-            shape, x, [], None, group=side.group
+            shape, x, [], None, group=member.group
         )
         assert handle is None
-        same(side.kind, got, np.concatenate(rows))
-    # Rows of two come out as rows of four, so that the first dimensions differ.
-    wide, _ = comm_func.all_to_all_single_with_output_shape((size, 4), x, group=side.group)
-    same(side.kind, wide, np.concatenate(rows).reshape(size, 4))
+        same(member.kind, got, np.concatenate(rows))
+    # Rows of two are received as rows of four, so that the first dimensions differ.
+    wide, _ = comm_func.all_to_all_single_with_output_shape((size, 4), x, group=member.group)
+    same(member.kind, wide, np.concatenate(rows).reshape(size, 4))
     # Rank i sends j rows to rank j: none to the first.
-    uneven = made(side.kind, values(side.me, sum(range(size)), 2))
-    first = sum(range(place))
+    uneven = made(member.kind, values(member.world_rank, sum(range(size)), 2))
+    first = sum(range(rank))
     got, _ = comm_func.all_to_all_single_with_output_shape(
-        (0, 2), uneven, [place] * size, list(range(size)), side.group
+        (0, 2), uneven, [rank] * size, list(range(size)), member.group
     )
-    cuts = [values(rank, sum(range(size)), 2)[first : first + place] for rank in side.ranks]
-    same(side.kind, got, np.concatenate(cuts))
-    same(side.kind, uneven, values(side.me, sum(range(size)), 2))
+    cuts = [values(other, sum(range(size)), 2)[first : first + rank] for other in member.ranks]
+    same(member.kind, got, np.concatenate(cuts))
+    same(member.kind, uneven, values(member.world_rank, sum(range(size)), 2))
 
 
-def play_all_to_all_v_c(side: Side) -> None:
+def case_all_to_all_v_c(member: Member) -> None:
     # Rank i sends (i + 2 j) % 3 rows of two to rank j.
-    size, place = len(side.ranks), side.place
+    size, rank = len(member.ranks), member.rank
     matrix = [(i + 2 * j) % 3 for i in range(size) for j in range(size)]
 
     def sent(sender: int) -> np.ndarray:
-        return values(side.ranks[sender], sum(matrix[sender * size : (sender + 1) * size]), 2)
+        return values(member.ranks[sender], sum(matrix[sender * size : (sender + 1) * size]), 2)
 
     expected = []
     for sender in range(size):
-        first = sum(matrix[sender * size : sender * size + place])
-        expected.append(sent(sender)[first : first + matrix[sender * size + place]])
+        first = sum(matrix[sender * size : sender * size + rank])
+        expected.append(sent(sender)[first : first + matrix[sender * size + rank]])
     whole = np.concatenate(expected)
-    x, output = made(side.kind, sent(place)), made(side.kind, np.zeros_like(whole))
-    if side.kind == "jax":
+    x, output = made(member.kind, sent(rank)), made(member.kind, np.zeros_like(whole))
+    if member.kind == "jax":
         with pytest.raises(ArgumentError, match="cannot be written"):
-            comm_func.all_to_all_v_c(output, x, matrix, side.group)
+            comm_func.all_to_all_v_c(output, x, matrix, member.group)
         return
-    assert comm_func.all_to_all_v_c(output, x, matrix, side.group) is None
-    same(side.kind, output, whole)
-    later = made(side.kind, np.zeros_like(whole))
-    handle = comm_func.all_to_all_v_c(later, x, matrix, side.group, True)
+    assert comm_func.all_to_all_v_c(output, x, matrix, member.group) is None
+    same(member.kind, output, whole)
+    later = made(member.kind, np.zeros_like(whole))
+    handle = comm_func.all_to_all_v_c(later, x, matrix, member.group, True)
     handle.wait()
-    same(side.kind, later, whole)
-    same(side.kind, x, sent(place))
+    same(member.kind, later, whole)
+    same(member.kind, x, sent(rank))
 
 
-def play_messages(side: Side) -> None:
-    # Along the ring of the group; the tag is not looked at.
-    after = side.ranks[(side.place + 1) % len(side.ranks)]
-    before = side.ranks[side.place - 1]
-    x, template = made(side.kind, values(side.me, 3)), made(side.kind, np.zeros(3, np.float32))
-    sending = comm_func.isend(x, after, side.group, tag=5)
-    got = comm_func.recv(template, before, side.group, tag=6)
+def case_messages(member: Member) -> None:
+    # Around the ring of the group; tags are ignored.
+    after = member.ranks[(member.rank + 1) % len(member.ranks)]
+    before = member.ranks[member.rank - 1]
+    x = made(member.kind, values(member.world_rank, 3))
+    template = made(member.kind, np.zeros(3, np.float32))
+    sending = comm_func.isend(x, after, member.group, tag=5)
+    got = comm_func.recv(template, before, member.group, tag=6)
     assert type(sending) is comm_func.CommHandle and sending.wait() is None
-    same(side.kind, got, values(before, 3))
-    same(side.kind, template, np.zeros(3))
-    if side.place == 0:
-        assert comm_func.send(x, after, side.group) is None
-    elif side.place == 1:
-        received, receiving = comm_func.irecv(template, before, side.group)
+    same(member.kind, got, values(before, 3))
+    same(member.kind, template, np.zeros(3))
+    if member.rank == 0:
+        assert comm_func.send(x, after, member.group) is None
+    elif member.rank == 1:
+        received, receiving = comm_func.irecv(template, before, member.group)
         assert type(receiving) is comm_func.CommHandle and receiving.wait() is None
-        same(side.kind, received, values(before, 3))
-        same(side.kind, template, np.zeros(3))
+        same(member.kind, received, values(before, 3))
+        same(member.kind, template, np.zeros(3))
 
 
-def play_batch_isend_irecv(side: Side) -> None:
-    after = side.ranks[(side.place + 1) % len(side.ranks)]
-    before = side.ranks[side.place - 1]
-    x, template = made(side.kind, values(side.me, 3)), made(side.kind, np.zeros(3, np.float32))
+def case_batch_isend_irecv(member: Member) -> None:
+    after = member.ranks[(member.rank + 1) % len(member.ranks)]
+    before = member.ranks[member.rank - 1]
+    x = made(member.kind, values(member.world_rank, 3))
+    template = made(member.kind, np.zeros(3, np.float32))
     P2POp = comm_func.P2POp  # noqa: N806  (a class)
     got = comm_func.batch_isend_irecv(
         [
-            P2POp("isend", x, after, side.group),
-            P2POp(comm_func.irecv, template, before, side.group),
-            P2POp("irecv", (1, 3), after, side.group, recv_dtype=x.dtype),
-            P2POp(comm_func.isend, x, before, side.group, 0),
+            P2POp("isend", x, after, member.group),
+            P2POp(comm_func.irecv, template, before, member.group),
+            P2POp("irecv", (1, 3), after, member.group, recv_dtype=x.dtype),
+            P2POp(comm_func.isend, x, before, member.group, 0),
         ]
     )
     assert type(got) is tuple and len(got) == 4
-    same(side.kind, got[0], np.zeros(()))
-    same(side.kind, got[1], values(before, 3))
+    same(member.kind, got[0], np.zeros(()))
+    same(member.kind, got[1], values(before, 3))
     # A dtype of JAX is one of NumPy, so a shape with it gives a NumPy array.
-    same("numpy" if side.kind == "jax" else side.kind, got[2], values(after, 1, 3))
-    same(side.kind, got[3], np.zeros(()))
-    same(side.kind, template, np.zeros(3))
+    same("numpy" if member.kind == "jax" else member.kind, got[2], values(after, 1, 3))
+    same(member.kind, got[3], np.zeros(()))
+    same(member.kind, template, np.zeros(3))
 
 
-PLAYS = [play for name, play in globals().items() if name.startswith("play_")]
+CASES = [case for name, case in globals().items() if name.startswith("case_")]
 
 
-def test_every_function_has_a_play():
-    named = {play.__name__.removeprefix("play_") for play in PLAYS}
+def test_every_function_has_a_case():
+    named = {case.__name__.removeprefix("case_") for case in CASES}
     together = {"send", "recv", "isend", "irecv", "P2POp", "CommHandle"}
     assert set(comm_func.__all__) - together == named - {"messages"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("chosen", [WHOLE, UNSORTED], ids=["world", "unsorted group"])
-@pytest.mark.parametrize("play", PLAYS)
-def test_function(world, play, chosen, kind):
-    roles = world(4, members, play, chosen, kind)
-    assert roles == ["played" if rank in chosen else "outside" for rank in range(4)]
+@pytest.mark.parametrize("case", CASES)
+def test_function(world, case, chosen, kind):
+    roles = world(4, run_on, case, chosen, kind)
+    assert roles == ["ran" if rank in chosen else "outside" for rank in range(4)]
 
 
 # ---- handles -------------------------------------------------------------------------------------
@@ -322,11 +329,11 @@ def test_handles(world, kind):
     world(2, wait_for_all, kind)
 
 
-def not_before_the_others(world: Group) -> bool:
+def wait_for_the_other_rank(world: Group) -> bool:
     x = values(world.rank, 2)
     if world.rank == 0:
         total, handle = comm_func.all_reduce(x, async_op=True)
-        early = handle.is_completed() or "under way" not in repr(handle)
+        early = handle.is_completed() or "in progress" not in repr(handle)
         comm_func.send(x, 1)
     else:
         early = False
@@ -337,8 +344,8 @@ def not_before_the_others(world: Group) -> bool:
     return early
 
 
-def test_a_handle_is_not_complete_before_the_others_have_come(world):
-    assert world(2, not_before_the_others) == [False, False]
+def test_a_handle_is_not_complete_before_all_ranks_have_called(world):
+    assert world(2, wait_for_the_other_rank) == [False, False]
 
 
 def test_a_handle_without_work_is_complete():
@@ -378,7 +385,7 @@ def by_object_and_by_name(world: Group) -> Any:
     return by_object.tolist(), by_name.tolist()
 
 
-def test_a_group_object_serves_as_well_as_its_name(world):
+def test_a_group_object_works_as_well_as_its_name(world):
     both = ([201.0, 1.0], [201.0, 1.0])
     assert world(3, by_object_and_by_name) == [both, None, both]
 
@@ -386,18 +393,18 @@ def test_a_group_object_serves_as_well_as_its_name(world):
 def each_entry_in_its_own_group(world: Group) -> Any:
     if world.rank == 0:
         return None
-    communication.create_group("turned", [2, 1])
+    communication.create_group("reversed", [2, 1])
     other = 3 - world.rank
     _, first, _, second = comm_func.batch_isend_irecv(
         [
-            comm_func.P2POp("isend", values(world.rank, 1), other, "turned"),
-            comm_func.P2POp("irecv", values(9, 1), other, "turned"),
+            comm_func.P2POp("isend", values(world.rank, 1), other, "reversed"),
+            comm_func.P2POp("irecv", values(9, 1), other, "reversed"),
             comm_func.P2POp("isend", values(world.rank + 4, 1), other),
             comm_func.P2POp("irecv", values(9, 1), other),
         ]
     )
-    comm_func.barrier("turned")
-    communication.destroy_group("turned")
+    comm_func.barrier("reversed")
+    communication.destroy_group("reversed")
     return first.tolist(), second.tolist()
 
 

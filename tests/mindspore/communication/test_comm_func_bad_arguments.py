@@ -1,4 +1,4 @@
-"""Bad arguments of comm_func: the errors that MindSpore raises, before anything has moved."""
+"""Bad arguments of comm_func: the errors that MindSpore raises, before anything is sent."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from unisono.core.groups import Group
 from unisono.mindspore.communication import comm_func
 
 X = np.zeros((4, 2), np.float32)
-LOST = (KeyError, ValueError, RuntimeError)
+UNKNOWN = (KeyError, ValueError, RuntimeError)
 
-# By name, for a function that runs in another process cannot be sent there as a lambda.
+# By name, because a lambda cannot be sent to another process.
 BAD: dict[str, tuple[Callable[[], Any], tuple[type[Exception], ...]]] = {
     "all_reduce list": (lambda: comm_func.all_reduce([1.0]), (TypeError,)),
     "all_reduce op kind": (lambda: comm_func.all_reduce(X, 3), (TypeError,)),
@@ -67,19 +67,19 @@ BAD: dict[str, tuple[Callable[[], Any], tuple[type[Exception], ...]]] = {
     "barrier group": (lambda: comm_func.barrier("no"), (RuntimeError,)),
     "send tensor": (lambda: comm_func.send(3), (TypeError,)),
     "send dst kind": (lambda: comm_func.send(X, "1"), (TypeError,)),
-    "send dst": (lambda: comm_func.send(X, 99), LOST),
-    "send group": (lambda: comm_func.send(X, 0, "no"), LOST),
+    "send dst": (lambda: comm_func.send(X, 99), UNKNOWN),
+    "send group": (lambda: comm_func.send(X, 0, "no"), UNKNOWN),
     "send group kind": (lambda: comm_func.send(X, 0, 3), (TypeError,)),
     "recv tensor": (lambda: comm_func.recv((2, 2)), (TypeError,)),
     "recv src kind": (lambda: comm_func.recv(X, "1"), (TypeError,)),
-    "recv src": (lambda: comm_func.recv(X, 99), LOST),
-    "recv group": (lambda: comm_func.recv(X, 0, "no"), LOST),
+    "recv src": (lambda: comm_func.recv(X, 99), UNKNOWN),
+    "recv group": (lambda: comm_func.recv(X, 0, "no"), UNKNOWN),
     "isend tensor": (lambda: comm_func.isend(3), (TypeError,)),
     "isend dst kind": (lambda: comm_func.isend(X, None), (TypeError,)),
-    "isend dst": (lambda: comm_func.isend(X, 99), LOST),
+    "isend dst": (lambda: comm_func.isend(X, 99), UNKNOWN),
     "irecv tensor": (lambda: comm_func.irecv(3), (TypeError,)),
     "irecv src kind": (lambda: comm_func.irecv(X, 1.5), (TypeError,)),
-    "irecv group": (lambda: comm_func.irecv(X, 0, "no"), LOST),
+    "irecv group": (lambda: comm_func.irecv(X, 0, "no"), UNKNOWN),
     "P2POp op kind": (lambda: comm_func.P2POp(3, X, 0), (TypeError,)),
     "P2POp op": (lambda: comm_func.P2POp("send", X, 0), (ValueError,)),
     "P2POp function": (lambda: comm_func.P2POp(comm_func.recv, X, 0), (ValueError,)),
@@ -112,7 +112,7 @@ BAD: dict[str, tuple[Callable[[], Any], tuple[type[Exception], ...]]] = {
         lambda: comm_func.batch_isend_irecv(
             [comm_func.P2POp("isend", X, 0), comm_func.P2POp("isend", X, 7)]
         ),
-        LOST,
+        UNKNOWN,
     ),
     "all_to_all shapes": (lambda: comm_func.all_to_all_with_output_shape(4, [X, X]), (TypeError,)),
     "all_to_all shape": (
@@ -189,7 +189,7 @@ def bad_call(world: Group, name: str) -> float:
     with pytest.raises(kinds) as caught:
         call()
     assert all(isinstance(caught.value, kind) for kind in kinds), repr(caught.value)
-    # Nothing has moved: the next call of all ranks is in step.
+    # Nothing was sent: the next call of all ranks works.
     return float(comm_func.all_reduce(np.full(1, world.rank + 1.0))[0][0])
 
 
@@ -199,7 +199,7 @@ def test_bad_argument(world, name):
 
 
 def test_every_function_has_bad_arguments():
-    words = {name.split()[0] for name in BAD}
+    tested = {name.split()[0] for name in BAD}
     short = {
         "all_gather_into_tensor": "all_gather",
         "reduce_scatter_tensor": "reduce_scatter",
@@ -210,7 +210,7 @@ def test_every_function_has_bad_arguments():
         "all_to_all_single_with_output_shape": "single",
         "all_to_all_v_c": "v_c",
     }
-    assert {short.get(name, name) for name in comm_func.__all__} - {"CommHandle"} == words
+    assert {short.get(name, name) for name in comm_func.__all__} - {"CommHandle"} == tested
 
 
 @pytest.mark.parametrize(

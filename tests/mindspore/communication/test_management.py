@@ -12,7 +12,6 @@ import pytest
 
 import unisono
 from unisono.core import groups
-from unisono.core.groups import Group
 from unisono.errors import LaunchError, NotReady
 from unisono.mindspore import communication
 from unisono.mindspore.communication import GlobalComm, comm_func, management
@@ -69,12 +68,12 @@ def test_init_and_release(alone):
 
 
 @pytest.mark.parametrize(
-    ("backend", "told"), [("hccl", "hccl"), ("nccl", "nccl"), ("mccl", "mccl"), ("shm", "mccl")]
+    ("backend", "reported"), [("hccl", "hccl"), ("nccl", "nccl"), ("mccl", "mccl"), ("shm", "mccl")]
 )
-def test_backends(alone, backend, told):
+def test_backends(alone, backend, reported):
     communication.init(backend)
-    assert told == GlobalComm.BACKEND
-    assert f"{told}_world_group" == GlobalComm.WORLD_COMM_GROUP
+    assert reported == GlobalComm.BACKEND
+    assert f"{reported}_world_group" == GlobalComm.WORLD_COMM_GROUP
     assert communication.get_group_size() == 1
 
 
@@ -123,9 +122,9 @@ def test_before_init_the_environment_answers(alone, monkeypatch, name):
 
 
 def test_before_init_the_launcher_of_unisono_answers(alone, monkeypatch):
-    told = {"UNISONO_RANK": "5", "UNISONO_SIZE": "8"}
-    told |= {"UNISONO_LOCAL_RANK": "1", "UNISONO_LOCAL_SIZE": "4"}
-    for name, value in told.items():
+    variables = {"UNISONO_RANK": "5", "UNISONO_SIZE": "8"}
+    variables |= {"UNISONO_LOCAL_RANK": "1", "UNISONO_LOCAL_SIZE": "4"}
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert [getattr(communication, name)() for name in ASKED] == [5, 1, 8, 4]
 
@@ -174,13 +173,13 @@ def world_and_group() -> tuple[Any, Any]:
     assert communication.get_rank() == answers[0][0]
     if communication.get_rank() == 0:
         return answers[0], None
-    assert communication.create_group("turned", [3, 1, 2]) is None
-    answer = ask_about("turned")
-    assert ask_about(groups.find("turned")) == answer
-    comm_func.barrier("turned")
-    assert communication.destroy_group("turned") is None
-    with pytest.raises(KeyError, match="turned"):
-        communication.get_rank("turned")
+    assert communication.create_group("unsorted", [3, 1, 2]) is None
+    answer = ask_about("unsorted")
+    assert ask_about(groups.find("unsorted")) == answer
+    comm_func.barrier("unsorted")
+    assert communication.destroy_group("unsorted") is None
+    with pytest.raises(KeyError, match="unsorted"):
+        communication.get_rank("unsorted")
     communication.release()
     return answers[0], answer
 
@@ -188,30 +187,36 @@ def world_and_group() -> tuple[Any, Any]:
 @pytest.mark.parametrize("engine_name", ENGINES)
 def test_ranks_follow_the_order_that_was_given(engine_name):
     answers = unisono.spawn(world_and_group, 4, engine=engine_name, timeout=40)
-    for rank, (world, turned) in enumerate(answers):
+    for rank, (world, unsorted) in enumerate(answers):
         assert world == [rank, rank, 4, 4, [0, 1, 2, 3]]
-        place = [3, 1, 2].index(rank) if rank else None
-        assert turned == (None if place is None else [place, place, 3, 3, [3, 1, 2]])
+        index = [3, 1, 2].index(rank) if rank else None
+        assert unsorted == (None if index is None else [index, index, 3, 3, [3, 1, 2]])
 
 
-def test_local_ranks_where_the_job_has_two_hosts(alone, monkeypatch):
-    """The world has four ranks; the launcher says that two of them, 2 and 3, are here."""
+def ask_where_two_ranks_are_here() -> list[Any]:
+    """The engine knows that two ranks of this world of four, 2 and 3, are on the second host."""
+    engine = groups.world().engine
+    assert engine is not None
+    engine.hosts = ["one a", "one a", "two b", "two b"]
+    groups.world().split([3, 0, 2], "mixed")
+    whole = [communication.get_local_rank(), communication.get_local_rank_size()]
+    mixed = communication.get_local_rank("mixed") if groups.world().rank == 3 else -1
+    return [*whole, mixed, communication.get_local_rank_size("mixed")]
 
-    def ask() -> list[Any]:
-        if communication.get_rank() != 3:
-            return []
-        group = groups.world().split([3, 0, 2], "mixed")
-        whole = [communication.get_local_rank(), communication.get_local_rank_size()]
-        return [*whole, communication.get_local_rank("mixed"), ask_local_size(group)]
 
-    def ask_local_size(group: Group) -> int:
-        return communication.get_local_rank_size(group)
+def test_local_ranks_where_the_job_has_two_hosts():
+    answers = unisono.spawn(ask_where_two_ranks_are_here, 4)
+    assert answers == [[0, 2, -1, 1], [1, 2, -1, 1], [0, 2, -1, 2], [1, 2, 0, 2]]
 
-    told = {"UNISONO_RANK": "3", "UNISONO_SIZE": "4", "UNISONO_JOB": "two-hosts"}
-    told |= {"UNISONO_LOCAL_RANK": "1", "UNISONO_LOCAL_SIZE": "2"}
-    for name, value in told.items():
+
+def test_local_ranks_of_a_world_that_the_launcher_did_not_describe(alone, monkeypatch):
+    """Variables speak of the launcher's job; spawned ranks are all on this host."""
+    variables = {"UNISONO_RANK": "3", "UNISONO_SIZE": "4", "UNISONO_JOB": "two-hosts"}
+    variables |= {"UNISONO_LOCAL_RANK": "1", "UNISONO_LOCAL_SIZE": "2"}
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert unisono.spawn(ask, 4)[3] == [1, 2, 0, 2]
+    ask = communication.get_local_rank, communication.get_local_rank_size
+    assert unisono.spawn(lambda: [each() for each in ask], 4) == [[rank, 4] for rank in range(4)]
 
 
 def refuse(call: Callable[[], Any], *kinds: type[Exception]) -> None:
@@ -236,7 +241,7 @@ def bad_groups() -> None:
     refuse(lambda: create("g", [rank, 9]), RuntimeError)
     refuse(lambda: create("g", [1 - rank]), RuntimeError, NotReady)
     refuse(lambda: create("hccl_world_group", [rank]), ValueError)
-    # None of these has left the name behind.
+    # None of these has created the group.
     refuse(lambda: communication.get_rank("g"), RuntimeError)
     create("g", [1, 0], GroupOptions())
     refuse(lambda: create("g", [0, 1]), ValueError)
@@ -268,7 +273,7 @@ def test_the_same_group_again_is_a_warning(alone, caplog):
     with caplog.at_level(logging.WARNING, "unisono"):
         unisono.spawn(twice, 1)
     assert [record.getMessage() for record in caplog.records] == [
-        "group 'again' with ranks [0] is there already"
+        "group 'again' with ranks [0] exists already"
     ]
 
 

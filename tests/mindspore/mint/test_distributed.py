@@ -29,11 +29,11 @@ def make(library: str, values: Any, dtype: str = "float32") -> Any:
     return torch.tensor(values, dtype=getattr(torch, dtype))
 
 
-def play(world: World, n: int, function: Any, library: str) -> list[Any]:
-    return world(n, _played, function, library)
+def run(world: World, n: int, function: Any, library: str) -> list[Any]:
+    return world(n, _call, function, library)
 
 
-def _played(_: Group, function: Any, library: str) -> Any:
+def _call(_: Group, function: Any, library: str) -> Any:
     return function(library)
 
 
@@ -66,7 +66,7 @@ def reductions(library: str) -> dict[str, Any]:
 
 @libraries
 def test_reductions_and_broadcast(world: World, library: str) -> None:
-    ranks = play(world, 3, reductions, library)
+    ranks = run(world, 3, reductions, library)
     for rank, seen in enumerate(ranks):
         assert seen["sum"] == [6, 3]
         assert seen["prod"] == [6, 0]
@@ -106,7 +106,7 @@ def whole_tensors(library: str) -> dict[str, Any]:
 
 @libraries
 def test_whole_tensors(world: World, library: str) -> None:
-    for rank, seen in enumerate(play(world, 3, whole_tensors, library)):
+    for rank, seen in enumerate(run(world, 3, whole_tensors, library)):
         assert seen["all_gather"] == [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1]]
         assert seen["all_gather 0-d"] == [0, 1, 2]
         assert seen["uneven"] == [0, 2, 2]
@@ -140,7 +140,7 @@ def tensor_lists(library: str) -> dict[str, Any]:
 
 @libraries
 def test_tensor_lists(world: World, library: str) -> None:
-    for rank, seen in enumerate(play(world, 3, tensor_lists, library)):
+    for rank, seen in enumerate(run(world, 3, tensor_lists, library)):
         assert seen["all_gather"] == [[0], [1, 1], [2, 2, 2]]
         assert seen["reduce_scatter"] == [3 * rank + 3] * (rank + 1)
         assert seen["gather"] == ([[0], [1], [2]] if rank == 1 else [[-1]] * 3)
@@ -168,7 +168,7 @@ def exchanges(library: str) -> dict[str, Any]:
 
 @libraries
 def test_exchanges(world: World, library: str) -> None:
-    for rank, seen in enumerate(play(world, 3, exchanges, library)):
+    for rank, seen in enumerate(run(world, 3, exchanges, library)):
         assert seen["equal"] == [[other, rank] for other in range(3)]
         assert seen["uneven"] == [10 * other + rank for other in range(3) for _ in range(rank + 1)]
 
@@ -180,8 +180,8 @@ def strided(library: str) -> list[Any]:
 
 
 @libraries
-def test_a_view_is_written_through(world: World, library: str) -> None:
-    assert play(world, 2, strided, library) == [[[1, 9], [2, 9]]] * 2
+def test_a_strided_view_is_written(world: World, library: str) -> None:
+    assert run(world, 2, strided, library) == [[[1, 9], [2, 9]]] * 2
 
 
 # ---- messages and objects ------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def messages(library: str) -> dict[str, Any]:
         seen["returns"] = dist.recv(x, 0)
         y = make(library, [0.0])
         dist.irecv(y, 0).wait()
-        seen["came"] = [x.tolist(), y.tolist()]
+        seen["received"] = [x.tolist(), y.tolist()]
     following, previous = (rank + 1) % size, (rank - 1) % size
     x = make(library, [-1.0])
     handles = dist.batch_isend_irecv(
@@ -215,15 +215,15 @@ def messages(library: str) -> dict[str, Any]:
 
 @libraries
 def test_messages(world: World, library: str) -> None:
-    ranks = play(world, 3, messages, library)
+    ranks = run(world, 3, messages, library)
     assert ranks[1]["returns"] == 0
-    assert ranks[1]["came"] == [[1, 2], [3]]
+    assert ranks[1]["received"] == [[1, 2], [3]]
     for rank, seen in enumerate(ranks):
         assert seen["handles"] == 1
         assert seen["ring"] == [(rank - 1) % 3]
 
 
-def things(library: str) -> dict[str, Any]:
+def objects_of_any_kind(library: str) -> dict[str, Any]:
     rank, size = dist.get_rank(), dist.get_world_size()
     seen: dict[str, Any] = {}
     into: list[Any] = [None] * size
@@ -243,13 +243,13 @@ def things(library: str) -> dict[str, Any]:
     elif rank == 1:
         into = [None, None]
         seen["returns"] = dist.recv_object_list(into)
-        seen["came"] = into
+        seen["received"] = into
     return seen
 
 
 def test_objects(world: World) -> None:
-    ranks = play(world, 3, things, "numpy")
-    assert (ranks[1]["returns"], ranks[1]["came"]) == (0, [1, "two"])
+    ranks = run(world, 3, objects_of_any_kind, "numpy")
+    assert (ranks[1]["returns"], ranks[1]["received"]) == (0, [1, "two"])
     for rank, seen in enumerate(ranks):
         assert seen["all_gather"] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
         assert seen["broadcast"] == ["a", 1]
@@ -269,7 +269,7 @@ def subgroups(library: str) -> dict[str, Any]:
     assert dist.new_group([1, 2]) == name  # the same ranks, the same group
     seen["size"] = dist.get_world_size(name)
     seen["ranks"] = dist.get_process_group_ranks(name)
-    seen["places"] = (dist.get_group_rank(name, 2), dist.get_global_rank(name, 0))
+    seen["translated"] = (dist.get_group_rank(name, 2), dist.get_global_rank(name, 0))
     x = make(library, [float(rank)])
     dist.broadcast(x, 2, name)  # roots are world ranks in a group as well
     seen["broadcast"] = x.tolist()
@@ -282,7 +282,7 @@ def subgroups(library: str) -> dict[str, Any]:
     dist.send(make(library, [float(rank)]), other, name)
     handle.wait()
     seen["from other"] = x.tolist()
-    dist.barrier(name)  # nobody leaves while another still works
+    dist.barrier(name)  # no rank leaves while another still works
     dist.destroy_process_group(name)
     seen["after"] = dist.get_rank(name)
     with pytest.raises(KeyError):
@@ -292,13 +292,13 @@ def subgroups(library: str) -> dict[str, Any]:
 
 @libraries
 def test_subgroups(world: World, library: str) -> None:
-    outside, first, second = play(world, 3, subgroups, library)
+    outside, first, second = run(world, 3, subgroups, library)
     assert outside == {"name": "", "rank": -1}
     digest = hashlib.sha1(b"1_2").hexdigest()
     for index, seen in enumerate((first, second)):
         assert seen["name"] == f"hccl_2_{digest}"
         assert (seen["rank"], seen["size"], seen["ranks"]) == (index, 2, [1, 2])
-        assert seen["places"] == (1, 1)
+        assert seen["translated"] == (1, 1)
         assert seen["broadcast"] == [2]
         assert seen["reduce"] == ([3] if index == 0 else [2])
         assert seen["from other"] == [2 - index]
@@ -315,12 +315,12 @@ def outsider() -> str:
     return f"outside {dist.get_rank('solo')}"
 
 
-def test_a_rank_outside_the_group_is_told() -> None:
+def test_a_rank_outside_the_group_gets_an_error() -> None:
     assert unisono.spawn(outsider, 2) == ["member", "outside -1"]
 
 
 def the_world() -> list[Any]:
-    dist.init_process_group()  # a second call, as here where the world is there already, is fine
+    dist.init_process_group()  # the world exists already, so this does nothing
     dist.init_process_group("mccl", world_size=2, timeout=timedelta(seconds=9))
     answers = [dist.is_available(), dist.is_initialized(), dist.get_backend()]
     answers += [dist.get_backend("mccl_2_x"), dist.new_group(), dist.get_process_group_ranks()]

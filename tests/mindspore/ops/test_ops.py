@@ -33,20 +33,20 @@ def dtype_of(library: str, name: str) -> Any:
     return make(library, [], name).dtype
 
 
-def play(world: World, n: int, function: Any, library: str) -> list[Any]:
-    return world(n, _played, function, library)
+def run(world: World, n: int, function: Any, library: str) -> list[Any]:
+    return world(n, _call, function, library)
 
 
-def _played(_: Group, function: Any, library: str) -> Any:
+def _call(_: Group, function: Any, library: str) -> Any:
     return function(library)
 
 
 # ---- primitives ----------------------------------------------------------------------------------
 
-# Built where there is no world, and shared by ranks that are threads.
+# Built before there is a world, and shared by ranks that are threads.
 SUM, GATHER, SCATTERED = ops.AllReduce(), ops.AllGather(), ops.ReduceScatter("max")
 FROM_TWO, TO_ONE, BARRIER = ops.Broadcast(2), ops.Reduce(1, "prod"), ops.Barrier()
-JOINED, DEALT = ops.CollectiveGather(1), ops.CollectiveScatter(2)
+JOINED, DISTRIBUTED = ops.CollectiveGather(1), ops.CollectiveScatter(2)
 
 
 def primitives(library: str) -> dict[str, Any]:
@@ -62,11 +62,11 @@ def primitives(library: str) -> dict[str, Any]:
         "Broadcast": FROM_TWO(x),
         "Reduce": TO_ONE(x),
         "CollectiveGather": JOINED(x),
-        "CollectiveScatter": DEALT(x),
+        "CollectiveScatter": DISTRIBUTED(x),
     }
     one, two = FROM_TWO((x, make(library, [rank], "int32")))
     seen["Broadcast one"], seen["Broadcast two"] = one, two
-    assert x.tolist() == before  # primitives leave their input alone
+    assert x.tolist() == before  # primitives do not change their input
     assert BARRIER() is None
     assert all(type(result) is type(x) for result in seen.values())
     return {name: result.tolist() for name, result in seen.items()}
@@ -77,7 +77,7 @@ def test_primitives(world: World, library: str) -> None:
     given = [[[r + 1, 5], [0, 1], [r, 2]] for r in range(3)]
     total = np.sum(given, axis=0).tolist()
     joined = np.concatenate(given).tolist()
-    for rank, seen in enumerate(play(world, 3, primitives, library)):
+    for rank, seen in enumerate(run(world, 3, primitives, library)):
         assert seen["AllReduce"] == seen["again"] == total
         assert np.allclose(seen["avg"], np.mean(given, axis=0))
         assert seen["AllGather"] == joined
@@ -110,7 +110,7 @@ def exchanges(library: str) -> dict[str, Any]:
 @libraries
 def test_exchanges(world: World, library: str) -> None:
     given = [np.arange(24).reshape(2, 4, 3) + 100 * rank for rank in range(2)]
-    for rank, seen in enumerate(play(world, 2, exchanges, library)):
+    for rank, seen in enumerate(run(world, 2, exchanges, library)):
         for split, concat in [(0, 0), (0, 2), (1, 0), (1, 1), (-2, -1)]:
             blocks = [np.split(x, 2, axis=split)[rank] for x in given]
             assert seen[split, concat] == np.concatenate(blocks, axis=concat).tolist()
@@ -128,24 +128,24 @@ def messages(library: str) -> dict[str, Any]:
         assert ops.Send(0, 1)(x) is x
         ops.Send(sr_tag=1, dest_rank=1)(make(library, [7], "int64"))
     elif rank == 1:
-        came = ops.Receive(0, 0, [1, 2], dtype_of(library, "float32"))()
+        received = ops.Receive(0, 0, [1, 2], dtype_of(library, "float32"))()
         number = ops.Receive(1, 0, (1,), dtype_of(library, "int64"))()
-        seen["types"] = [type(came) is type(make(library, [0])), str(number.dtype)]
-        seen["came"] = [came.tolist(), number.tolist()]
+        seen["types"] = [type(received) is type(make(library, [0])), str(number.dtype)]
+        seen["received"] = [received.tolist(), number.tolist()]
     batch = ops.BatchISendIRecv(
         ("isend", "irecv"), [1 - rank, 1 - rank], [(2,)], (dtype_of(library, "float32"),)
     )
-    sent, came = batch([make(library, [float(rank), 9.0])])
-    seen["batch"] = [list(sent.shape), came.tolist()]
+    sent, received = batch([make(library, [float(rank), 9.0])])
+    seen["batch"] = [list(sent.shape), received.tolist()]
     return seen
 
 
 @libraries
 def test_messages(world: World, library: str) -> None:
-    zero, one = play(world, 2, messages, library)
+    zero, one = run(world, 2, messages, library)
     prefix = "torch." if library == "torch" else ""
     assert one["types"] == [True, f"{prefix}int64"]
-    assert one["came"] == [[[1, 2]], [7]]
+    assert one["received"] == [[[1, 2]], [7]]
     assert (zero["batch"], one["batch"]) == ([[], [1, 9]], [[], [0, 9]])
 
 
@@ -165,18 +165,18 @@ def in_a_group(library: str) -> dict[str, Any] | None:
     }
     comm.all_reduce(x, "max", "ends")
     results["in place"] = x
-    ops.Barrier("ends")()  # nobody leaves while another still works
+    ops.Barrier("ends")()  # no rank leaves while another still works
     destroy_group("ends")
     return {name: result.tolist() for name, result in results.items()}
 
 
 @libraries
 def test_a_group_keeps_its_order_and_world_ranks(world: World, library: str) -> None:
-    zero, outside, two = play(world, 3, in_a_group, library)
+    zero, outside, two = run(world, 3, in_a_group, library)
     assert outside is None
     for seen in (zero, two):
         assert seen["sum"] == [2, 8]
-        assert seen["gather"] == [2, 4, 0, 4]  # world rank 2 comes first, as it was given
+        assert seen["gather"] == [2, 4, 0, 4]  # world rank 2 is first, as in create_group
         assert seen["broadcast"] == [2, 4]
         assert seen["in place"] == [2, 4]
     assert (zero["reduce"], two["reduce"]) == ([0, 0], [2, 8])
@@ -233,7 +233,7 @@ def refused(cases: str, case: str) -> bool:
     error, call = (BAD_PRIMITIVES if cases == "primitives" else BAD)[case]
     with pytest.raises(error):
         call()
-    comm.barrier()  # nothing was left under way
+    comm.barrier()  # nothing was left in progress
     return True
 
 
@@ -280,7 +280,7 @@ def in_place(library: str) -> dict[str, Any]:
 
 @libraries
 def test_in_place(world: World, library: str) -> None:
-    for rank, seen in enumerate(play(world, 2, in_place, library)):
+    for rank, seen in enumerate(run(world, 2, in_place, library)):
         assert seen["all_reduce"] == [1]
         assert seen["all_gather_into_tensor"] == [0, 1]
         assert seen["gather_into_tensor"] == ([0, 1] if rank == 1 else [-1, -1])
@@ -324,7 +324,7 @@ def not_in_place(library: str) -> dict[str, Any]:
 
 @libraries
 def test_not_in_place(world: World, library: str) -> None:
-    zero, one = play(world, 2, not_in_place, library)
+    zero, one = run(world, 2, not_in_place, library)
     for rank, seen in enumerate((zero, one)):
         assert seen["all_reduce"] == [1.5, 4]
         assert seen["all_gather_into_tensor"] == [1, 4, 2, 4]
@@ -345,7 +345,10 @@ def switch_on_one_rank() -> bool:
 
 def test_ranks_that_are_threads_switch_for_themselves() -> None:
     assert unisono.spawn(switch_on_one_rank, 2) == [False, True]
-    assert unisono.spawn(switch_on_one_rank, 2) == [False, True]  # a new world begins afresh
+    assert unisono.spawn(switch_on_one_rank, 2) == [
+        False,
+        True,
+    ]  # a new world has none set
 
 
 Y = np.zeros(2)

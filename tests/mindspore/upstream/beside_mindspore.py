@@ -23,7 +23,7 @@ X = mindspore.Tensor(np.ones((3, 2), np.float32))
 NARROW = mindspore.Tensor(np.ones((3, 1), np.float32))
 WORLD = "mccl_world_group"  # the name that every function of MindSpore takes on a CPU
 
-# None of these gets as far as a kernel: MindSpore has none for comm_func on a CPU.
+# None of these reaches a kernel: MindSpore has none for comm_func on a CPU.
 CALLS: list[Callable[[Any, Any], Any]] = [
     lambda comm, func: func.all_gather_into_tensor(X, "no"),
     lambda comm, func: func.reduce_scatter_tensor(X, 3),
@@ -63,7 +63,7 @@ CALLS: list[Callable[[Any, Any], Any]] = [
     lambda comm, func: comm.get_group_rank_from_world_rank("5", WORLD),
     lambda comm, func: comm.init("gloo"),
     lambda comm, func: comm.init(3),
-    # and what both answer; get_local_rank_size is missing, for MindSpore says 0 on a CPU
+    # What both return; get_local_rank_size is left out, because MindSpore returns 0 on a CPU.
     lambda comm, func: comm.init(),
     lambda comm, func: comm.get_rank(),
     lambda comm, func: comm.get_rank("g"),

@@ -7,7 +7,7 @@ import pytest
 
 mindspore = pytest.importorskip("mindspore")
 
-from unisono.core import buffers  # noqa: E402  (comes after the check that MindSpore is there)
+from unisono.core import buffers  # noqa: E402  (after the check for MindSpore)
 from unisono.core.buffers import view  # noqa: E402
 from unisono.errors import ArgumentTypeError  # noqa: E402
 

@@ -7,7 +7,7 @@ import pytest
 
 mindspore = pytest.importorskip("mindspore")
 
-import unisono  # noqa: E402  (comes after the check that MindSpore is there)
+import unisono  # noqa: E402  (after the check for MindSpore)
 import unisono.torch.distributed as dist  # noqa: E402
 from unisono.mindspore.communication import comm_func  # noqa: E402
 

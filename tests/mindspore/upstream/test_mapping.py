@@ -9,7 +9,7 @@ import pytest
 
 mindspore = pytest.importorskip("mindspore")
 
-from unisono import mapping  # noqa: E402  (comes after the check that MindSpore is there)
+from unisono import mapping  # noqa: E402  (after the check for MindSpore)
 
 CHECKED = mapping.vocabulary()["checked"]["mindspore"]
 MEANINGS = {"GlobalComm.WORLD_COMM_GROUP": "hccl_world_group", "ReduceOp.SUM": "sum"}
@@ -40,12 +40,12 @@ def test_real_mindspore_has_the_same_signature(call: mapping.UpstreamCall) -> No
     if inspect.isclass(found):
         parameters = parameters[1:]
     assert [item.name for item in parameters] == [item.name for item in call.parameters]
-    for real, told in zip(parameters, call.parameters, strict=True):
-        assert (real.kind is inspect.Parameter.KEYWORD_ONLY) == told.keyword_only
-        if told.default is None:
+    for real, listed in zip(parameters, call.parameters, strict=True):
+        assert (real.kind is inspect.Parameter.KEYWORD_ONLY) == listed.keyword_only
+        if listed.default is None:
             assert real.default is inspect.Parameter.empty
         else:
-            assert real.default == (MEANINGS.get(told.default) or eval(told.default))
+            assert real.default == (MEANINGS.get(listed.default) or eval(listed.default))
 
 
 @pytest.mark.parametrize("path", MISSING)

@@ -17,7 +17,7 @@ import pytest
 mindspore = pytest.importorskip("mindspore")
 
 import unisono  # noqa: E402
-from mindspore import ops as real_ops  # noqa: E402  (comes after the check that MindSpore is there)
+from mindspore import ops as real_ops  # noqa: E402  (after the check for MindSpore)
 from mindspore.mint import distributed as real_mint  # noqa: E402
 from mindspore.ops import communication as real_communication  # noqa: E402
 from unisono.launch.process import ReservedPort  # noqa: E402
@@ -26,7 +26,7 @@ from unisono.mindspore.communication import get_rank  # noqa: E402
 from unisono.mindspore.mint import distributed as mint  # noqa: E402
 from unisono.mindspore.ops import communication  # noqa: E402
 
-places = pytest.mark.parametrize("place", ["threads", "shm"])
+engines = pytest.mark.parametrize("kind", ["threads", "shm"])
 
 # ---- signatures ----------------------------------------------------------------------------------
 
@@ -115,13 +115,13 @@ def real_tensors() -> dict[str, Any]:
     return {name: result.asnumpy().tolist() for name, result in seen.items()}
 
 
-@places
-def test_real_tensors(place: str) -> None:
-    # MindSpore aborts the process now and then if two threads run its very first operator at once.
+@engines
+def test_real_tensors(kind: str) -> None:
+    # MindSpore may abort if two threads run its very first operator at the same time.
     mindspore.mint.empty((1,), dtype=mindspore.float32).data_ptr()
     inputs = [np.arange(6).reshape(2, 3) * (rank + 1) + 1 for rank in range(2)]
     total = np.sum(inputs, axis=0)
-    for rank, seen in enumerate(unisono.spawn(real_tensors, 2, engine=place, timeout=120)):
+    for rank, seen in enumerate(unisono.spawn(real_tensors, 2, engine=kind, timeout=120)):
         assert seen["AllReduce"] == seen["mint sum"] == seen["mint bfloat16"] == total.tolist()
         assert seen["mint avg"] == (total / 2).tolist()
         assert seen["mint prod"] == np.prod(inputs, axis=0).tolist()

@@ -361,6 +361,9 @@ class HybridEngine(Engine):
             return local
         return type(self)(topology, local, self._levels.everyone.split(ranks, key), key)
 
+    def local_ranks(self) -> Sequence[int]:
+        return self.topology.here
+
     def exit(self) -> None:
         self._levels.local.exit()
 

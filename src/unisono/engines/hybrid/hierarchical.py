@@ -17,7 +17,7 @@ from unisono import errors
 from unisono.core.buffers import view
 from unisono.core.call import Call, Caller
 from unisono.core.engine import Engine, ReduceOp, Work
-from unisono.engines.common.exchange import broadcast_bytes, inner_caller
+from unisono.engines.common.inner_calls import broadcast_bytes, inner_caller
 from unisono.engines.common.reductions import Array
 from unisono.engines.hybrid.failure_report import FailureReport, report_seconds
 from unisono.engines.hybrid.topology import Topology

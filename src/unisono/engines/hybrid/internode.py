@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import secrets
-import socket
 
-from unisono.core import environment, registry, rendezvous
+from unisono.core import environment, registry
 from unisono.core.engine import Engine
 from unisono.core.environment import Launch
-from unisono.engines.common.exchange import all_gather_bytes, broadcast_bytes
+from unisono.engines.common.inner_calls import broadcast_bytes
 from unisono.engines.torch import rendezvous as store_rendezvous
 from unisono.errors import LaunchError
 
@@ -41,9 +40,8 @@ def join(launch: Launch, timeout: float, internode: str | None) -> tuple[Launch,
 
 
 def _described(launch: Launch, everyone: Engine) -> Launch:
-    """The launch with everybody's host, a name and a secret, which ranks exchange over MPI."""
-    described = f"{rendezvous.identity()} {socket.gethostname()}".encode()
-    hosts = [text.decode() for text in all_gather_bytes(everyone, described)]
+    """The launch with everybody's host, which MPI has told, and a name and a secret from rank 0."""
+    hosts = everyone.hosts
     given = environment.given_secret()
     own = [secrets.token_hex(16), "" if given else secrets.token_hex(32)]
     job, secret = json.loads(broadcast_bytes(everyone, json.dumps(own).encode(), 0))

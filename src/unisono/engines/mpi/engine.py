@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from unisono.core import rendezvous
 from unisono.core.buffers import Buffer, overlap
 from unisono.core.call import Call
 from unisono.core.engine import Engine, Work
@@ -76,7 +77,9 @@ class MpiEngine(MpiPrimitives):
         own = _duplicate(world, timeout, cls.name)
         # All ranks open worlds in the same order, so their number tells them apart.
         _worlds[0] += 1
-        return cls(own, timeout, _notices[0], -_worlds[0], range(found[1]))
+        engine = cls(own, timeout, _notices[0], -_worlds[0], range(found[1]))
+        engine.hosts = _exchange_hosts(own, timeout, cls.name)
+        return engine
 
     # ---- what only moves ----
 
@@ -230,7 +233,9 @@ class MpiEngine(MpiPrimitives):
 
         self._executor.submit(task, True)
         world = [self._departures.world[rank] for rank in ranks]
-        return type(self)(made[0], self.timeout, notices, number, world)
+        child = type(self)(made[0], self.timeout, notices, number, world)
+        child.hosts = [self.hosts[rank] for rank in ranks]
+        return child
 
     # ---- MPI's own reductions ----
 
@@ -307,6 +312,16 @@ def _duplicate(communicator: Any, timeout: float, engine: str) -> Any:
         own, request = communicator.Idup()
     wait_for([Request(request)], timeout, engine, "MPI_Comm_idup", lambda thorough: None)
     return own
+
+
+def _exchange_hosts(communicator: Any, timeout: float, engine: str) -> list[str]:
+    """Each rank's host: launchers of MPI say how many ranks a host has, but not which."""
+    own = np.array([rendezvous.own_host().encode()], "S256").view(np.uint8)
+    found = np.zeros(communicator.Get_size(), "S256")
+    with MPI_LOCK:
+        request = communicator.Iallgather(own, found.view(np.uint8))
+    wait_for([Request(request)], timeout, engine, "MPI_Iallgather", lambda thorough: None)
+    return [host.decode() for host in found.tolist()]
 
 
 def _parts(whole: Array, counts: Sequence[int]) -> list[Array]:

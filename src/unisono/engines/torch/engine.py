@@ -79,8 +79,11 @@ class TorchEngine(Engine):
         store = c10d.prefixed(launch.job, launch.store)
         group = c10d.default_group(launch.rank, launch.size, cls.backend)
         if group is not None:
-            return cls(group, None, store, launch.rank, launch.size, timeout)
-        return cls._make(store, launch.rank, launch.size, timeout, cls.name)
+            engine = cls(group, None, store, launch.rank, launch.size, timeout)
+        else:
+            engine = cls._make(store, launch.rank, launch.size, timeout, cls.name)
+        engine.hosts = launch.hosts
+        return engine
 
     @classmethod
     def _make(cls, store: Any, rank: int, size: int, timeout: float, name: str) -> TorchEngine:
@@ -215,7 +218,9 @@ class TorchEngine(Engine):
     def split(self, ranks: Sequence[int], key: str) -> TorchEngine:
         store = c10d.prefixed(key, self.store)
         rank, size = list(ranks).index(self.rank), len(ranks)
-        return self._make(store, rank, size, self.timeout, f"{self.name} {key}")
+        child = self._make(store, rank, size, self.timeout, f"{self.name} {key}")
+        child.hosts = [self.hosts[rank] for rank in ranks]
+        return child
 
     def close(self) -> None:
         self._executor.close(DRAIN_SECONDS)

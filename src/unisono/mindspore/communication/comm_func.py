@@ -1,7 +1,7 @@
-"""The MindSpore face: collectives that leave their input alone and return what they made.
+"""The MindSpore face: collectives that do not change their input and return new tensors.
 
 Those with `async_op` return `(result, handle)`. The handle is None unless `async_op` is true; then
-the result is there once `handle.wait()` returns. Roots and peers are world ranks, in every group.
+the result is complete when `handle.wait()` returns. Roots and peers are ranks of the world.
 """
 
 from __future__ import annotations
@@ -9,25 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 from unisono.core import buffers, dispatch
+from unisono.core.arguments import equal_rows, shape_of
 from unisono.core.groups import Group
-from unisono.mindspore._checks import (
-    CommHandle,
-    ReduceOp,
-    check_bool,
-    handle_of,
-    operator,
-    resolve_group,
-    resolve_root,
-    rows,
-    shape_of,
-    zeros_like,
-)
-from unisono.mindspore.communication._exchange import (
+from unisono.mindspore._arguments import ReduceOp, check_bool, operator, zeros_like
+from unisono.mindspore._groups import resolve_group, resolve_root
+from unisono.mindspore._handles import CommHandle, handle_of
+from unisono.mindspore.communication._all_to_all import (
     all_to_all_single_with_output_shape,
     all_to_all_v_c,
     all_to_all_with_output_shape,
 )
-from unisono.mindspore.communication._messages import (
+from unisono.mindspore.communication._point_to_point import (
     P2POp,
     batch_isend_irecv,
     irecv,
@@ -96,11 +88,11 @@ def reduce_scatter_tensor(
     group: str | Group | None = GlobalComm.WORLD_COMM_GROUP,
     async_op: bool = False,
 ) -> tuple[Any, CommHandle | None]:
-    """Combine `tensor` over the group; each rank gets its part, cut along the first dimension."""
+    """Combine `tensor` over the group; each rank gets its part of the rows."""
     check_bool(async_op, "async_op")
     shape, combine = shape_of(tensor), operator(op)
     members = resolve_group(group)
-    out = buffers.output_like(tensor, (rows(shape, members.size), *shape[1:]))
+    out = buffers.output_like(tensor, (equal_rows(shape, members.size), *shape[1:]))
     source = buffers.view(tensor)
     work = dispatch.reduce_scatter(members, source, out.buffer, combine, blocking=not async_op)
     result = out.finish(work)
@@ -139,13 +131,13 @@ def broadcast(
 def scatter_tensor(
     tensor: Any, src: int = 0, group: str | Group | None = GlobalComm.WORLD_COMM_GROUP
 ) -> Any:
-    """Return this rank's part of what world rank `src` passed, cut along the first dimension.
+    """Return this rank's part of the rows of what world rank `src` passed.
 
-    Every rank passes a tensor of the full shape; only the values of `src` count.
+    Every rank passes a tensor of the full shape; only the values of `src` matter.
     """
     shape = shape_of(tensor)
     members, root = resolve_root(group, src, "src")
-    out = buffers.output_like(tensor, (rows(shape, members.size), *shape[1:]))
+    out = buffers.output_like(tensor, (equal_rows(shape, members.size), *shape[1:]))
     source = buffers.view(tensor) if members.rank == root else None
     dispatch.scatter(members, source, out.buffer, root)
     return out.finish()
@@ -167,10 +159,10 @@ def gather_into_tensor(
 
 
 def barrier(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> None:
-    """Wait until every rank of the group has come here."""
+    """Wait until every rank of the group has called this."""
     dispatch.barrier(resolve_group(group))
 
 
 def _joined(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """The shape of `size` such tensors one behind the other; a single element counts as a row."""
+    """The shape of `size` such tensors, one after the other; one without dimensions is a row."""
     return (shape[0] * size, *shape[1:]) if shape else (size,)

@@ -1,7 +1,7 @@
 """The MindSpore face: joining the world, ranks, and groups by name.
 
-Every function takes any world name of MindSpore, a group object of the PyTorch face, or None for
-the world.
+A group is a name (MindSpore has several for the world), a group object of the PyTorch face, or None
+for the world.
 """
 
 from __future__ import annotations
@@ -10,10 +10,19 @@ import logging
 import os
 from typing import Any
 
-from unisono.core import environment, groups, registry
+from unisono.core import groups
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError, LaunchError, NotReady
-from unisono.mindspore._checks import UnknownName, check_integer, resolve_group, root_in_group
+from unisono.mindspore._arguments import check_integer, engine_for
+from unisono.mindspore._groups import (
+    HCCL_WORLD_COMM_GROUP,
+    MCCL_WORLD_COMM_GROUP,
+    NCCL_WORLD_COMM_GROUP,
+    UnknownName,
+    check_group,
+    resolve_group,
+    root_in_group,
+)
 
 __all__ = [
     "GlobalComm",
@@ -34,10 +43,6 @@ __all__ = [
     "release",
 ]
 
-HCCL_WORLD_COMM_GROUP = "hccl_world_group"
-NCCL_WORLD_COMM_GROUP = "nccl_world_group"
-MCCL_WORLD_COMM_GROUP = "mccl_world_group"
-
 _BACKENDS = {
     "hccl": HCCL_WORLD_COMM_GROUP,
     "nccl": NCCL_WORLD_COMM_GROUP,
@@ -47,7 +52,7 @@ _log = logging.getLogger("unisono")
 
 
 class _Live(type):
-    """Lets `GlobalComm.INITED` tell the truth for the thread that asks."""
+    """Let `GlobalComm.INITED` be right for the thread that reads it."""
 
     @property
     def INITED(cls) -> bool:  # noqa: N802  (upstream's spelling)
@@ -56,7 +61,7 @@ class _Live(type):
 
 
 class GlobalComm(metaclass=_Live):
-    """Names that hold for the whole world."""
+    """Names of the backend and of the world."""
 
     BACKEND = "hccl"
     WORLD_COMM_GROUP = HCCL_WORLD_COMM_GROUP
@@ -66,19 +71,17 @@ class GlobalComm(metaclass=_Live):
 def init(backend_name: str | None = None) -> None:
     """Join the world; a second call does nothing.
 
-    The backends of MindSpore (hccl, nccl, mccl) mean whatever runs here; an engine of unisono may
-    be named as well.
+    The backends of MindSpore (hccl, nccl, mccl) all mean the engine that fits; the name of an
+    engine of unisono works too.
     """
     if backend_name is not None and not isinstance(backend_name, str):
         raise ArgumentTypeError(f"backend_name must be a string, got {backend_name!r}")
     name = backend_name or "mccl"  # what MindSpore picks on a CPU
-    if name not in _BACKENDS and name.partition(":")[0] not in registry.names():
-        known = ", ".join([*_BACKENDS, *registry.names()])
-        raise ArgumentError(f"backend_name must be one of {known}, got {backend_name!r}")
+    engine = engine_for(name, _BACKENDS, "backend_name")
     if not groups.is_initialized():
-        # Left unclaimed, so that the PyTorch face may init in the same process.
-        groups.init(None if name in _BACKENDS else name, claimed=False)
-    GlobalComm.BACKEND = name if name in _BACKENDS else "mccl"
+        # Not claimed, so that the PyTorch face may init in the same process.
+        groups.init(engine, claimed=False)
+    GlobalComm.BACKEND = name if engine is None else "mccl"
     GlobalComm.WORLD_COMM_GROUP = _BACKENDS[GlobalComm.BACKEND]
 
 
@@ -88,18 +91,18 @@ def release() -> None:
 
 
 def get_rank(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> int:
-    """Return this rank's place in the group; before `init` that of the environment, or 0."""
+    """Return this rank in the group; before `init` what the environment says, or 0."""
     if not groups.is_initialized():
         return _from_environment(group, 0, "RANK_ID", "UNISONO_RANK")
     return _member(group).rank()
 
 
 def get_local_rank(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> int:
-    """Return this rank's place among the members that are on this host."""
+    """Return this rank among the members that are on this host."""
     if not groups.is_initialized():
         return _from_environment(group, 0, "LOCAL_RANK", "UNISONO_LOCAL_RANK")
     members = _member(group)
-    return _here(members).index(members.ranks[members.rank])
+    return members.local_ranks().index(members.ranks[members.rank])
 
 
 def get_group_size(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> int:
@@ -113,7 +116,7 @@ def get_local_rank_size(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP)
     """Return how many members of the group are on this host."""
     if not groups.is_initialized():
         return _from_environment(group, 1, "LOCAL_RANK_SIZE", "UNISONO_LOCAL_SIZE")
-    return len(_here(resolve_group(group)))
+    return len(resolve_group(group).local_ranks())
 
 
 def get_world_rank_from_group_rank(group: str | Group | None, group_rank_id: int) -> int:
@@ -152,15 +155,16 @@ def create_group(group: str, rank_ids: list[int], options: Any = None) -> None:
         raise ArgumentError(f"rank_ids must name each member once, got {rank_ids}")
     world = groups.world()
     try:
-        there = resolve_group(group)
+        existing = resolve_group(group)
     except UnknownName:
         pass
     else:
-        if list(there.ranks) != rank_ids:
+        if list(existing.ranks) != rank_ids:
             raise ArgumentError(
-                f"group {group!r} has ranks {list(there.ranks)}, not {rank_ids}; destroy it first"
+                f"group {group!r} exists with ranks {list(existing.ranks)}, not {rank_ids}; "
+                "destroy it first"
             )
-        _log.warning("group %r with ranks %s is there already", group, rank_ids)
+        _log.warning("group %r with ranks %s exists already", group, rank_ids)
         return
     if world.rank not in rank_ids:
         raise NotReady(
@@ -179,7 +183,7 @@ def destroy_group(group: str | Group | None) -> None:
 
 
 def get_comm_name(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> str:
-    """Return the communicator's name inside HCCL; the empty string, for there is none here."""
+    """Return the name of HCCL's communicator; the empty string, because there is none here."""
     resolve_group(group)
     return ""
 
@@ -190,9 +194,8 @@ def get_process_group_ranks(group: str | Group | None = GlobalComm.WORLD_COMM_GR
 
 
 def _from_environment(group: object, default: int, *names: str) -> int:
-    """What the launcher said; the name of the group does not matter before there is one."""
-    if group is not None and not isinstance(group, str | Group):
-        raise ArgumentTypeError(f"group must be a name, got {group!r}")
+    """What the launcher says; which group is asked for does not matter before there are any."""
+    check_group(group)
     for name in names:
         text = os.environ.get(name)
         if text:
@@ -210,16 +213,3 @@ def _member(group: str | Group | None) -> Group:
             f"this rank is not in group {members.name!r} (world ranks {list(members.ranks)})"
         )
     return members
-
-
-def _here(members: Group) -> list[int]:
-    """The world ranks of this host, in group order; launchers number each host's ranks in a row."""
-    world = groups.world()
-    try:
-        launch = environment.find()
-    except LaunchError:
-        return list(members.ranks)  # not joined by a launcher, so spawned on this host
-    if launch.one_host or (launch.rank, launch.size) != (world.rank, world.size):
-        return list(members.ranks)
-    first = world.rank - launch.local_rank
-    return [rank for rank in members.ranks if first <= rank < first + launch.local_size]

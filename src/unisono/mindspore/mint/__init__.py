@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from unisono.mindspore._missing import missing as _missing
+from unisono.core.arguments import missing_name as _missing_name
 from unisono.mindspore.mint import distributed
 
 __all__ = ["distributed"]
 
-__getattr__ = _missing("mindspore.mint", __all__)
+__getattr__ = _missing_name("mindspore.mint", __all__)

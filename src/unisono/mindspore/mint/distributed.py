@@ -6,39 +6,39 @@ true. Every `src`, `dst` and `peer` is a rank of the world.
 
 from __future__ import annotations
 
+from unisono.core.arguments import missing_name as _missing_name
 from unisono.mindspore._in_place import (
+    all_gather,
     all_gather_into_tensor,
     all_gather_into_tensor_uneven,
     all_reduce,
+    all_to_all,
     all_to_all_single,
     barrier,
     broadcast,
+    gather,
     reduce,
+    reduce_scatter,
     reduce_scatter_tensor,
     reduce_scatter_tensor_uneven,
-)
-from unisono.mindspore._in_place_lists import (
-    all_gather,
-    all_to_all,
-    gather,
-    reduce_scatter,
     scatter,
 )
-from unisono.mindspore._in_place_messages import (
-    P2POp,
+from unisono.mindspore._objects import (
     all_gather_object,
-    batch_isend_irecv,
     broadcast_object_list,
     gather_object,
+    recv_object_list,
+    scatter_object_list,
+    send_object_list,
+)
+from unisono.mindspore._point_to_point import (
+    P2POp,
+    batch_isend_irecv,
     irecv,
     isend,
     recv,
-    recv_object_list,
-    scatter_object_list,
     send,
-    send_object_list,
 )
-from unisono.mindspore._missing import missing as _missing
 from unisono.mindspore._process_groups import (
     destroy_process_group,
     get_backend,
@@ -94,7 +94,7 @@ __all__ = [
     "send_object_list",
 ]
 
-__getattr__ = _missing(
+__getattr__ = _missing_name(
     "mindspore.mint.distributed",
     __all__,
     {

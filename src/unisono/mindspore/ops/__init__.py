@@ -1,8 +1,8 @@
-"""The MindSpore face, `mindspore.ops`: its collectives as primitives, built once, called later.
+"""The MindSpore face, `mindspore.ops`: collectives as primitives, built once and called later.
 
-A primitive holds no rank and no world: it may be built before `init`, and where ranks are threads
-they may share it. Its group is looked up by name at each call. Ranks in arguments are ranks of the
-world; results are new tensors of the kind that was given.
+A primitive holds no rank and no world: it may be built before `init`, and ranks that are threads
+may share it. Its group is looked up by name at each call. Ranks in arguments are ranks of the
+world; results are new tensors of the same kind as the input.
 """
 
 from __future__ import annotations
@@ -13,22 +13,14 @@ from typing import Any, Self
 import numpy as np
 
 from unisono.core import buffers, dispatch, packing
-from unisono.core.arguments import as_ints
+from unisono.core.arguments import as_ints, equal_rows, shape_of
+from unisono.core.arguments import missing_name as _missing_name
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError
-from unisono.mindspore._checks import (
-    ReduceOp,
-    check_integer,
-    empty_of,
-    operator,
-    resolve_group,
-    resolve_root,
-    rows,
-    shape_of,
-)
-from unisono.mindspore._missing import missing as _missing
+from unisono.mindspore._arguments import ReduceOp, check_integer, empty_of, operator
+from unisono.mindspore._groups import HCCL_WORLD_COMM_GROUP as _WORLD
+from unisono.mindspore._groups import check_group, resolve_group, resolve_root
 from unisono.mindspore.communication import comm_func
-from unisono.mindspore.communication.management import HCCL_WORLD_COMM_GROUP as _WORLD
 from unisono.mindspore.ops import communication
 
 __all__ = [
@@ -51,17 +43,16 @@ __all__ = [
 
 
 class _Primitive:
-    """What all primitives have: a group, and attributes that mean nothing to our engines."""
+    """What all primitives have: a group, and attributes that change nothing here."""
 
     def __init__(self, group: str | Group | None) -> None:
-        if group is not None and not isinstance(group, str | Group):
-            raise ArgumentTypeError(f"group must be a name, got {group!r}")
+        check_group(group)
         self.name = type(self).__name__
         self.group = group
         self.attrs: dict[str, Any] = {}
 
     def add_prim_attr(self, name: str, value: Any) -> Self:
-        """Note an attribute, such as `fusion`, that upstream's compiler would read."""
+        """Keep an attribute, such as `fusion`, that upstream's compiler would read."""
         self.attrs[name] = value
         return self
 
@@ -94,7 +85,7 @@ class AllGather(_Primitive):
 
 
 class ReduceScatter(_Primitive):
-    """Combine a tensor over the group and cut the result along the first dimension."""
+    """Combine a tensor over the group; each rank gets its part of the rows."""
 
     def __init__(self, op: str = "sum", group: str | Group | None = _WORLD) -> None:
         super().__init__(group)
@@ -147,12 +138,12 @@ class CollectiveGather(_Primitive):
         self.dest_rank = dest_rank
 
     def __call__(self, input_x: Any) -> Any:
-        """Return the joined tensor on `dest_rank`, and zeros without meaning elsewhere."""
+        """Return the joined tensor on `dest_rank`, and meaningless zeros elsewhere."""
         return comm_func.gather_into_tensor(input_x, self.dest_rank, self.group)
 
 
 class CollectiveScatter(_Primitive):
-    """Deal the rows of the tensor of world rank `src_rank` out, in equal parts."""
+    """Distribute the rows of the tensor of world rank `src_rank`, in equal parts."""
 
     def __init__(self, src_rank: int = 0, group: str | Group | None = _WORLD) -> None:
         super().__init__(group)
@@ -183,7 +174,7 @@ class AlltoAll(_Primitive):
         self.concat_dim = concat_dim
 
     def __call__(self, input_x: Any) -> Any:
-        """Return the blocks that came, in the order of ranks, as one tensor."""
+        """Return the blocks received, in the order of ranks, as one tensor."""
         members = resolve_group(self.group)
         shape = shape_of(input_x)
         if self.split_count != members.size:
@@ -192,17 +183,19 @@ class AlltoAll(_Primitive):
             )
         split, concat = self._dimensions(len(shape))
         block = list(shape)
-        block[split] = rows(shape[split:], members.size)
+        block[split] = equal_rows(
+            shape[split:], members.size, f"the tensor from dimension {split} on"
+        )
         whole = list(block)
         whole[concat] *= members.size
         out = buffers.output_like(input_x, whole)
         source = buffers.view(input_x)
-        # Blocks lie scattered in memory unless the first dimension is cut, so NumPy packs them.
+        # Blocks are not contiguous unless the first dimension is cut, so NumPy packs them.
         cut = np.split(source.array.reshape(shape), members.size, axis=split)
         packed, counts = packing.pack([np.ascontiguousarray(part) for part in cut])
-        came = np.empty(sum(counts), source.dtype.numpy)
-        dispatch.all_to_all(members, packed, buffers.view(came), counts, counts)
-        blocks = came.reshape(members.size, *block)
+        received = np.empty(sum(counts), source.dtype.numpy)
+        dispatch.all_to_all(members, packed, buffers.view(received), counts, counts)
+        blocks = received.reshape(members.size, *block)
         out.buffer.array[:] = np.concatenate(list(blocks), axis=concat).reshape(-1)
         return out.finish()
 
@@ -225,13 +218,13 @@ class AlltoAllV(_Primitive):
         self.block_size = block_size
 
     def __call__(self, input_x: Any, send_numel_list: Any, recv_numel_list: Any) -> Any:
-        """Return what came from each rank, one behind the other, as a flat tensor."""
+        """Return what each rank sent, one after the other, as a flat tensor."""
         members = resolve_group(self.group)
         if len(shape_of(input_x)) != 1:
             raise ArgumentError(f"the tensor must be flat, but its shape is {shape_of(input_x)}")
         sends, receives = (
-            [count * self.block_size for count in as_ints(told, name)]
-            for told, name in (
+            [count * self.block_size for count in as_ints(counts, name)]
+            for counts, name in (
                 (send_numel_list, "send_numel_list"),
                 (recv_numel_list, "recv_numel_list"),
             )
@@ -243,13 +236,13 @@ class AlltoAllV(_Primitive):
 
 
 class Barrier(_Primitive):
-    """Wait until every rank of the group has come."""
+    """Wait until every rank of the group has called this."""
 
     def __init__(self, group: str | Group | None = _WORLD) -> None:
         super().__init__(group)
 
     def __call__(self) -> None:
-        """Return when all are here."""
+        """Return when all ranks have called it."""
         comm_func.barrier(self.group)
 
 
@@ -271,7 +264,7 @@ class Send(_Primitive):
         self.group_back = group_back
 
     def __call__(self, input_x: Any) -> Any:
-        """Return the tensor itself, so that it can stand where a graph expects a result."""
+        """Return the tensor itself, because a graph expects a result."""
         members, peer = resolve_root(self.group, self.rank, "dest_rank")
         dispatch.send(members, buffers.view(input_x), peer, self.sr_tag)
         return input_x
@@ -280,7 +273,7 @@ class Send(_Primitive):
 class Receive(_Primitive):
     """Receive a tensor of a known shape and dtype from world rank `src_rank`.
 
-    The dtype also says whose tensor it is: MindSpore's, torch's or NumPy's.
+    The dtype also decides whose tensor it is: MindSpore's, torch's or NumPy's.
     """
 
     def __init__(
@@ -303,7 +296,7 @@ class Receive(_Primitive):
         self.group_back = group_back
 
     def __call__(self, input_x: Any = None) -> Any:
-        """Return the tensor that came; an argument only orders a graph and is not looked at."""
+        """Return the tensor received; the argument only orders a graph and is not read."""
         members, peer = resolve_root(self.group, self.rank, "src_rank")
         out = buffers.output_like(empty_of(self.dtype), self.shape)
         dispatch.recv(members, out.buffer, peer, self.tag)
@@ -311,7 +304,7 @@ class Receive(_Primitive):
 
 
 class BatchISendIRecv(_Primitive):
-    """Send and receive several tensors at once; `op_types` says which in what order."""
+    """Send and receive several tensors at the same time, as `op_types` says for each."""
 
     def __init__(
         self,
@@ -333,9 +326,13 @@ class BatchISendIRecv(_Primitive):
             if not isinstance(value, list | tuple):
                 raise ArgumentTypeError(f"{name} must be a list or a tuple, got {value!r}")
         if len(op_types) != len(remote_ranks):
-            raise ArgumentError(f"{len(op_types)} op_types for {len(remote_ranks)} remote_ranks")
+            raise ArgumentError(
+                f"{len(op_types)} op_types for {len(remote_ranks)} remote_ranks; give one for each"
+            )
         if len(shapes) != len(dtypes):
-            raise ArgumentError(f"{len(shapes)} receive_shapes for {len(dtypes)} receive_dtypes")
+            raise ArgumentError(
+                f"{len(shapes)} receive_shapes for {len(dtypes)} receive_dtypes; give one for each"
+            )
         if not all(isinstance(op, str) and op in ("isend", "irecv") for op in op_types):
             raise ArgumentError(f"op_types may hold isend and irecv only, got {op_types}")
         if list(op_types).count("irecv") != len(shapes):
@@ -346,7 +343,7 @@ class BatchISendIRecv(_Primitive):
         self.receive_dtypes = dtypes
 
     def __call__(self, input_x: Sequence[Any] = ()) -> tuple[Any, ...]:
-        """Return one tensor for each entry: what came, or a zero without meaning after a send."""
+        """Return one tensor for each entry: what was received, or a meaningless zero for a send."""
         if not isinstance(input_x, list | tuple):
             raise ArgumentTypeError(f"expected a list of tensors, got {type(input_x).__name__}")
         given = [tensor for tensor in input_x if tensor is not None]
@@ -366,7 +363,7 @@ class BatchISendIRecv(_Primitive):
         return comm_func.batch_isend_irecv(batch)
 
 
-__getattr__ = _missing(
+__getattr__ = _missing_name(
     "mindspore.ops",
     __all__,
     {"AlltoAllVC": "communication.all_to_all_v_c", "NeighborExchange": "BatchISendIRecv"},

@@ -12,12 +12,12 @@ from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from unisono.core import groups
+from unisono.core.arguments import missing_name as _missing_name
 from unisono.core.engine import Engine
 from unisono.errors import ArgumentError, ArgumentTypeError
-from unisono.mindspore import _in_place, _in_place_lists, _in_place_messages
-from unisono.mindspore._checks import check_bool
-from unisono.mindspore._in_place_messages import P2POp
-from unisono.mindspore._missing import missing as _missing
+from unisono.mindspore import _in_place, _objects, _point_to_point
+from unisono.mindspore._arguments import check_bool
+from unisono.mindspore._point_to_point import P2POp
 from unisono.mindspore._process_groups import (
     destroy_process_group,
     get_backend,
@@ -82,14 +82,14 @@ __all__ = [
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-#: Names of the functions that were switched off, before there is a world and then by world, for
-#: ranks that are threads switch for themselves.
-_off_at_first: set[str] = set()
+#: Names of the functions that were switched off: before there is a world, and then for each world,
+#: because ranks that are threads switch for themselves.
+_off_before_init: set[str] = set()
 _off: WeakKeyDictionary[Engine, set[str]] = WeakKeyDictionary()
 
 
 def set_comm_ops_inplace(is_enable: bool, func_list: Sequence[str] | None = None) -> None:
-    """Say whether functions write into their arguments; all of them, or those in the list."""
+    """Set whether functions write into their arguments; all of them, or those in the list."""
     check_bool(is_enable, "is_enable")
     if func_list is not None and not isinstance(func_list, list | tuple):
         raise ArgumentTypeError(f"func_list must be a list of names or None, got {func_list!r}")
@@ -98,7 +98,7 @@ def set_comm_ops_inplace(is_enable: bool, func_list: Sequence[str] | None = None
         if not isinstance(name, str) or name not in _SWITCHES:
             raise ArgumentError(f"there is no function {name!r} to switch; see {_SWITCHES}")
     engine = groups.world().engine if groups.is_initialized() else None
-    off = _off_at_first if engine is None else _off.setdefault(engine, set(_off_at_first))
+    off = _off_before_init if engine is None else _off.setdefault(engine, set(_off_before_init))
     if is_enable:
         off.difference_update(chosen)
     else:
@@ -106,14 +106,14 @@ def set_comm_ops_inplace(is_enable: bool, func_list: Sequence[str] | None = None
 
 
 def _is_off(name: str) -> bool:
-    if not _off and not _off_at_first:  # nearly always: nobody has switched anything
+    if not _off and not _off_before_init:  # nearly always
         return False
     engine = groups.world().engine if groups.is_initialized() else None
-    return name in (_off_at_first if engine is None else _off.get(engine, _off_at_first))
+    return name in (_off_before_init if engine is None else _off.get(engine, _off_before_init))
 
 
 def _in_place_only(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The function, refusing while it is switched off: it has no form that returns new tensors."""
+    """Make a function fail while it is switched off, as no form of it returns new tensors."""
     name = function.__name__
 
     @functools.wraps(function)
@@ -168,7 +168,7 @@ def all_to_all(
         return comm_func.all_to_all_with_output_shape(
             output_tensor_list, input_tensor_list, group, async_op
         )
-    return _in_place_lists.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
+    return _in_place.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
 
 
 def all_to_all_single(
@@ -179,7 +179,7 @@ def all_to_all_single(
     group: str | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Send part j of the rows to rank j, and join the parts that come."""
+    """Send part j of the rows to rank j, and join the parts received."""
     sizes = (output_split_sizes, input_split_sizes)
     if _is_off("all_to_all_single"):
         return comm_func.all_to_all_single_with_output_shape(input, input, *sizes, group, async_op)
@@ -190,47 +190,45 @@ def recv(tensor: Any, src: int = 0, group: str | None = None, tag: int = 0) -> A
     """Receive from world rank `src` into `tensor` and return 0, or return a new tensor like it."""
     if _is_off("recv"):
         return comm_func.recv(tensor, src, group, tag)
-    return _in_place_messages.recv(tensor, src, group, tag)
+    return _point_to_point.recv(tensor, src, group, tag)
 
 
 def irecv(tensor: Any, src: int = 0, group: str | None = None, tag: int = 0) -> Any:
-    """Begin to receive from world rank `src`; returns a handle, or a new tensor and a handle."""
+    """Start to receive from world rank `src`; returns a handle, or a new tensor and a handle."""
     if _is_off("irecv"):
         return comm_func.irecv(tensor, src, group, tag)
-    return _in_place_messages.irecv(tensor, src, group, tag)
+    return _point_to_point.irecv(tensor, src, group, tag)
 
 
 # ---- in place only -------------------------------------------------------------------------------
 
-all_gather = _in_place_only(_in_place_lists.all_gather)
+all_gather = _in_place_only(_in_place.all_gather)
 all_gather_into_tensor_uneven = _in_place_only(_in_place.all_gather_into_tensor_uneven)
-all_gather_object = _in_place_only(_in_place_messages.all_gather_object)
+all_gather_object = _in_place_only(_objects.all_gather_object)
 all_to_all_v_c = _in_place_only(comm_func.all_to_all_v_c)
 barrier = _in_place_only(_in_place.barrier)
-batch_isend_irecv = _in_place_only(_in_place_messages.batch_isend_irecv)
+batch_isend_irecv = _in_place_only(_point_to_point.batch_isend_irecv)
 broadcast = _in_place_only(_in_place.broadcast)
-broadcast_object_list = _in_place_only(_in_place_messages.broadcast_object_list)
-gather = _in_place_only(_in_place_lists.gather)
+broadcast_object_list = _in_place_only(_objects.broadcast_object_list)
+gather = _in_place_only(_in_place.gather)
 gather_into_tensor = _in_place_only(_in_place.gather_into_tensor)
-gather_object = _in_place_only(_in_place_messages.gather_object)
-isend = _in_place_only(_in_place_messages.isend)
-recv_object_list = _in_place_only(_in_place_messages.recv_object_list)
+gather_object = _in_place_only(_objects.gather_object)
+isend = _in_place_only(_point_to_point.isend)
+recv_object_list = _in_place_only(_objects.recv_object_list)
 reduce = _in_place_only(_in_place.reduce)
-reduce_scatter = _in_place_only(_in_place_lists.reduce_scatter)
+reduce_scatter = _in_place_only(_in_place.reduce_scatter)
 reduce_scatter_tensor_uneven = _in_place_only(_in_place.reduce_scatter_tensor_uneven)
-scatter = _in_place_only(_in_place_lists.scatter)
-scatter_object_list = _in_place_only(_in_place_messages.scatter_object_list)
+scatter = _in_place_only(_in_place.scatter)
+scatter_object_list = _in_place_only(_objects.scatter_object_list)
 scatter_tensor = _in_place_only(_in_place.scatter_tensor)
-send = _in_place_only(_in_place_messages.send)
-send_object_list = _in_place_only(_in_place_messages.send_object_list)
+send = _in_place_only(_point_to_point.send)
+send_object_list = _in_place_only(_objects.send_object_list)
 
-#: Everything that moves data can be switched; starting up and asking cannot.
-_SWITCHES = sorted(
-    {*_in_place.__all__, *_in_place_lists.__all__, *_in_place_messages.__all__, "all_to_all_v_c"}
-    - {"P2POp"}
-)
+_POINT_TO_POINT = ("batch_isend_irecv", "irecv", "isend", "recv", "send")
+#: Every function that moves data can be switched; init and queries cannot.
+_SWITCHES = sorted({*_in_place.__all__, *_objects.__all__, *_POINT_TO_POINT, "all_to_all_v_c"})
 
-__getattr__ = _missing(
+__getattr__ = _missing_name(
     "mindspore.ops.communication",
     __all__,
     {

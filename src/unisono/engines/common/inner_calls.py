@@ -1,7 +1,7 @@
-"""Bytes of any length between the ranks of an engine, built from its verbs.
+"""Calls that one engine makes on another, and bytes of any length built from them.
 
-For engines that stand on other engines: they have no group, so the object collectives of the core
-are not for them.
+For engines that stand on other engines: they have no group, so dispatch and the object collectives
+of the core are not for them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from unisono.core.buffers import view
 from unisono.core.call import Call, Caller
 from unisono.core.engine import Engine
 
-__all__ = ["all_gather_bytes", "broadcast_bytes", "inner_caller"]
+__all__ = ["broadcast_bytes", "inner_caller"]
 
 
 def inner_caller(
@@ -21,18 +21,6 @@ def inner_caller(
     """The caller of a call that one engine makes on another; it has been checked already."""
     seconds = engine.timeout if timeout is None else timeout
     return Caller(engine.rank, engine.size, 0, seconds, blocking, False, site)
-
-
-def all_gather_bytes(engine: Engine, data: bytes, timeout: float | None = None) -> list[bytes]:
-    """Everybody's bytes, in rank order."""
-    caller = inner_caller(engine, timeout)
-    sizes = np.zeros(engine.size, np.int64)
-    engine.all_gather(Call.all_gather(caller, view(np.array([len(data)])), view(sizes))).wait()
-    counts = sizes.tolist()
-    mine, whole = np.frombuffer(bytearray(data), np.uint8), np.empty(sum(counts), np.uint8)
-    engine.all_gather(Call.all_gather(caller, view(mine), view(whole), counts)).wait()
-    ends = np.cumsum(sizes).tolist()
-    return [whole[end - size : end].tobytes() for end, size in zip(ends, counts, strict=True)]
 
 
 def broadcast_bytes(engine: Engine, data: bytes, root: int, timeout: float | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""Bad arguments of `unisono.mindspore.mint.distributed`: refused by each rank, nothing moves."""
+"""Bad arguments of `unisono.mindspore.mint.distributed`: each rank refuses, nothing is sent."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ BAD: dict[str, tuple[type[Exception], Any]] = {
     "global rank of text": (TypeError, lambda: dist.get_global_rank(None, "0")),
     "global rank too large": (RuntimeError, lambda: dist.get_global_rank(None, 2)),
     "group rank of nobody": (RuntimeError, lambda: dist.get_group_rank(None, 2)),
-    "backend": (ValueError, lambda: dist.init_process_group("carrier pigeon")),
+    "backend": (ValueError, lambda: dist.init_process_group("nosuch")),
     "two ways to join": (
         ValueError,
         lambda: dist.init_process_group(
@@ -99,7 +99,7 @@ def refused(case: str) -> bool:
     error, call = BAD[case]
     with pytest.raises(error):
         call()
-    dist.barrier()  # nothing was left under way
+    dist.barrier()  # nothing was left in progress
     return True
 
 

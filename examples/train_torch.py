@@ -1,8 +1,8 @@
-"""Train a small network on several ranks, in PyTorch's words: `unisono run -n 2 <this file>`.
+"""Train a small network on several ranks, in PyTorch's dialect: `unisono run -n 2 <this file>`.
 
 Every rank has the same weights and its own share of the data. Each step it computes gradients from
-its share, sums them over all ranks, and takes the same step downhill as everybody else. The same
-program in MindSpore's words stands beside it; both print the same, to the last bit.
+its share, sums them over all ranks, and takes the same step as all other ranks. The same program in
+MindSpore's dialect is train_mindspore.py; both print the same, to the last bit.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ output_weights = random.normal(size=(16, 1)) / 4
 output_bias = np.zeros(1)
 weights = [hidden_weights, hidden_bias, output_weights, output_bias]
 
-points = points[rank::ranks]  # from here on, this rank's share
+points = points[rank::ranks]  # from here on only this rank's share
 wanted = wanted[rank::ranks]
 
 for step in range(STEPS):
-    # Forward: one hidden layer with tanh, one output that is squeezed between 0 and 1.
+    # Forward: one hidden layer with tanh, one output between 0 and 1.
     hidden = np.tanh(points @ hidden_weights + hidden_bias)
     guess = 1.0 / (1.0 + np.exp(-(hidden @ output_weights + output_bias)))
 
@@ -51,7 +51,7 @@ for step in range(STEPS):
         at_output.sum(axis=0),
     ]
 
-    # Here the ranks meet: in these words the sum replaces what each rank had put in.
+    # Communication: in this dialect the sum replaces the input of each rank.
     dist.all_reduce(loss)
     for gradient in gradients:
         dist.all_reduce(gradient)

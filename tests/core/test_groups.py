@@ -1,0 +1,47 @@
+"""Groups in the core: names of the world, and which members are on this host."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import unisono
+from unisono.core import groups
+
+NAMES = """
+from unisono.core import groups
+from unisono.errors import ArgumentError
+
+world = groups.init()
+assert groups.find("world") is world
+try:
+    groups.find("hccl_world_group")
+except ArgumentError:
+    pass
+else:
+    raise SystemExit("the core knows a name of MindSpore")
+import unisono.mindspore.communication
+assert groups.find("hccl_world_group") is groups.resolve("mccl_world_group") is world
+"""
+
+
+def test_a_face_adds_its_names_of_the_world() -> None:
+    """In a process of its own, because another test may have imported that face."""
+    done = subprocess.run(
+        [sys.executable, "-c", NAMES], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def local_ranks() -> list[list[int]]:
+    world = groups.world()
+    assert world.engine is not None
+    everyone = world.local_ranks()
+    # Two names of one host, and one name of two hosts: the identity decides.
+    world.engine.hosts = ["one a", "two a", "one b"]
+    return [everyone, world.local_ranks(), world.split([2, 1, 0]).local_ranks()]
+
+
+def test_local_ranks_of_a_group() -> None:
+    on_one, on_two = [[0, 1, 2], [0, 2], [2, 0]], [[0, 1, 2], [1], [1]]
+    assert unisono.spawn(local_ranks, 3) == [on_one, on_two, on_one]
