@@ -1,15 +1,19 @@
-"""What tests need that watch real processes."""
+"""What tests need that start and watch real processes."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-__all__ = ["DEADLINE", "is_running", "pids_of", "wait_until"]
+__all__ = ["DEADLINE", "is_running", "pids_of", "unignore_signals", "wait_until"]
 
-#: Seconds after which a test has waited in vain; far more than anything takes.
+#: Signals that nohup, cron and a shell's `&` tell a program, and all that it starts, to ignore.
+_OFTEN_IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+
+#: Seconds after which a test gives up waiting; far more than anything takes.
 DEADLINE = 30.0
 
 
@@ -30,5 +34,18 @@ def is_running(pid: int) -> bool:
 def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, f"it did not happen within {DEADLINE:g} s"
         time.sleep(0.02)
+
+
+def unignore_signals(also: Iterable[int] = ()) -> list[int]:
+    """Keep ignoring the signals that this process ignores, but let the programs it starts not.
+
+    A program inherits a signal that is ignored, but not a handler: it starts with the default
+    action, as it would from a terminal. So each such signal gets a handler that does nothing.
+    Signals in `also` get one in any case. Returns all of them.
+    """
+    ignored = {int(s) for s in _OFTEN_IGNORED if signal.getsignal(s) == signal.SIG_IGN}
+    for number in ignored.union(also):
+        signal.signal(number, lambda *_: None)
+    return sorted(ignored.union(also))

@@ -15,7 +15,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from unisono.core import groups, registry
 from unisono.engines.threads.engine import threads_world
@@ -44,13 +47,36 @@ def engines() -> list[str]:
     return chosen
 
 
-def sizes(engine: str) -> tuple[int, ...]:
-    """How many ranks a world has: alone, a pair, odd, even, more than cores.
+#: How many ranks a world has: alone, a pair, odd, even, more than cores. The engines of other
+#: libraries need fewer; hosts have equally many ranks or not, see host_pool.py.
+_SIZES = {"threads": (1, 2, 3, 4, 8), "shm": (1, 2, 3, 4, 8), "hybrid": (3, 4, 6)}
 
-    Upstream's engines need no crowd; hosts are even and uneven, see host_pool.py.
+#: Those of them that `make test` runs.
+_ESSENTIAL_SIZES = {"threads": (1, 2, 3), "shm": (1, 2, 3)}
+
+
+def _base(engine: str) -> str:
+    return engine.partition(":")[0]
+
+
+def sizes(engine: str) -> tuple[int, ...]:
+    """How many ranks the worlds of an engine have."""
+    return _SIZES.get(_base(engine), (2, 3))
+
+
+def marks(engine: str, n: int) -> tuple[pytest.MarkDecorator, ...]:
+    """What marks a test on n ranks of an engine."""
+    essential = n in _ESSENTIAL_SIZES.get(_base(engine), (3,))
+    return () if essential else (pytest.mark.thorough,)
+
+
+def is_essential(engine: str, path: Path) -> bool:
+    """Whether `make test` runs a file's tests on this engine.
+
+    What a face does above an engine is the same on all of them: `make test` has the faces on the
+    engines of one host, and the others only with the tests of engines.
     """
-    chosen = {"threads": (1, 2, 3, 4, 8), "shm": (1, 2, 3, 4, 8), "hybrid": (3, 4, 6)}
-    return chosen.get(engine.partition(":")[0], (2, 3))
+    return engine in ("threads", "shm") or path.parent.name == "engines"
 
 
 class Worlds:
@@ -100,12 +126,11 @@ class Worlds:
 
 def _make_pool(engine: str, n: int, timeout: float) -> _Pool:
     """Processes of this host, unless the engine needs mpiexec or several hosts."""
-    base = engine.partition(":")[0]
-    if base == "mpi":
+    if _base(engine) == "mpi":
         from tests.helpers.mpi_pool import MpiPool  # it builds on this module
 
         return MpiPool(engine, n, timeout)
-    if base == "hybrid":
+    if _base(engine) == "hybrid":
         from tests.helpers.host_pool import HostsPool
 
         return HostsPool(engine, n, timeout)
