@@ -8,9 +8,8 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from tests.helpers.paths import with_tests
 from tests.helpers.processes import DEADLINE, wait_until
 from unisono.launch.process import Job
 
-__all__ = ["Rank", "Ranks", "nothing_new_is_left", "state_of"]
+__all__ = ["Rank", "Ranks", "state_of"]
 
 
 class Rank:
@@ -142,19 +141,3 @@ class Ranks:
 def state_of(pid: int) -> str:
     """One letter: R runs, S sleeps, T is stopped."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def _traces() -> set[str]:
-    """What a job could leave on this host."""
-    sockets = Path("/proc/net/unix").read_text().splitlines()
-    found = {line.split()[-1] for line in sockets if "unisono" in line}
-    for folder in ("/dev/shm", tempfile.gettempdir()):
-        found |= {str(path) for path in Path(folder).iterdir() if "unisono" in path.name}
-    found |= {str(path) for path in Path("/dev/shm").iterdir()}
-    return found
-
-
-def nothing_new_is_left() -> Callable[[], None]:
-    """Look around now; calling the result looks again, and fails if something stays."""
-    before = _traces()
-    return lambda: wait_until(lambda: _traces() <= before)

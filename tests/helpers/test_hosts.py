@@ -15,6 +15,7 @@ import pytest
 
 from tests.helpers import hosts
 from tests.helpers.hosts import Hosts
+from tests.helpers.leftovers import Leftovers
 from tests.helpers.paths import with_tests
 from tests.helpers.processes import wait_until
 
@@ -216,13 +217,24 @@ with hosts.Hosts(2, delay={0.001 if hosts.why_not(delay=True) is None else None}
     wait_until(lambda: commands(mark) == [])
 
 
-def test_hosts_that_do_not_come_up_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_that_do_not_come_up_leave_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     began = time.monotonic()
-    monkeypatch.setattr(Hosts, "_cables", lambda self: ["false"])
-    before = len(commands("infinity"))
+    leftovers = Leftovers(tmp_path)
+    for name, value in leftovers.variables.items():
+        monkeypatch.setenv(name, value)
+    seen: list[int] = []
+
+    def fail(self: Hosts) -> list[str]:
+        seen.extend(leftovers.processes())
+        return ["false"]
+
+    monkeypatch.setattr(Hosts, "_cables", fail)
     with pytest.raises(AssertionError, match="ended with 1"), Hosts(2):
         pass
-    wait_until(lambda: len(commands("infinity")) <= before)
+    assert len(seen) > 2, "the check does not see the processes of hosts"
+    leftovers.check()
     assert time.monotonic() - began < 20
 
 

@@ -24,8 +24,6 @@ from tests.helpers.jobs import Ranks, state_of
 from tests.helpers.processes import DEADLINE, wait_until
 from unisono.launch.process import Job
 
-pytestmark = pytest.mark.alone
-
 UNISONO = [sys.executable, "-c", "import sys; from unisono.cli import main; sys.exit(main())"]
 
 #: So wide that no line has to be broken.
