@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import cases
-from tests.helpers.cases import Play
+from tests.helpers.cases import Case
 from unisono.core import buffers, dispatch, groups
 from unisono.core.dtypes import ReduceOp
 from unisono.core.groups import Group
@@ -178,7 +178,7 @@ def attempt(group: Group, name: str, blocking: bool) -> UnisonoError:
     for now, then in zip(arguments, before, strict=True):
         if isinstance(now, np.ndarray):
             np.testing.assert_array_equal(now.astype("c16"), then.astype("c16"))
-    cases.run(group, Play("all_reduce", "float32", 57))
+    cases.run(group, Case("all_reduce", "float32", 57))
     return error
 
 
@@ -209,9 +209,9 @@ def outsider(group: Group) -> UnisonoError | None:
         with pytest.raises(NotReady, match="pair"):
             pair.split([0])
     else:
-        cases.run(pair, Play("all_reduce", "float32", 5))
+        cases.run(pair, Case("all_reduce", "float32", 5))
     pair.close()
-    cases.run(group, Play("all_reduce", "float32", 5))
+    cases.run(group, Case("all_reduce", "float32", 5))
     return error
 
 
@@ -224,7 +224,7 @@ def test_call_by_a_rank_that_is_not_in_the_group(world):
 
 def closed(group: Group) -> list[UnisonoError]:
     child = group.split(range(group.size), name="child")
-    cases.run(child, Play("all_reduce", "float32", 5))
+    cases.run(child, Case("all_reduce", "float32", 5))
     dispatch.barrier(group)
     child.close()
     child.close()  # twice is allowed
@@ -233,7 +233,7 @@ def closed(group: Group) -> list[UnisonoError]:
         with pytest.raises(NotReady) as caught:
             dispatch.barrier(child, blocking=blocking)
         errors.append(caught.value)
-    cases.run(group, Play("all_reduce", "float32", 5))
+    cases.run(group, Case("all_reduce", "float32", 5))
     return errors
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.helpers.jobs import Ranks, state_of
 from tests.helpers.processes import wait_until
+from tests.helpers.thorough import essential
 
 JOIN = """
 import unisono.torch.distributed as dist
@@ -81,9 +82,9 @@ def body(text: str, timeout: float = 60.0, **more: Any) -> str:
 # ---- training that goes on -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", essential(2, range(8)))
 def test_training_survives_three_deaths(seed: int) -> None:
-    """Three of eight ranks are killed at random moments; at times two at once, or in a shrink."""
+    """Three of eight ranks are killed at random moments, some together or during a shrink."""
     chance = random.Random(seed)
     victims = chance.sample(range(8), 3)
     if seed % 4 == 0:
@@ -104,7 +105,7 @@ def test_training_survives_three_deaths(seed: int) -> None:
             assert ranks[rank].end() == 0
 
 
-def test_two_die_at_once() -> None:
+def test_two_die_together() -> None:
     text = """
 say(joined=True)
 if rank in (0, 3):
@@ -149,7 +150,7 @@ say(ranks=settle(world))
 
 
 def test_preparer_that_is_stopped_and_then_killed() -> None:
-    """The others have marked themselves and wait for rank 0's word, which never comes."""
+    """The others have marked themselves and wait for rank 0's answer, which never comes."""
     text = """
 say(joined=True)
 hear()
@@ -173,6 +174,7 @@ say(ranks=settle(world))
             assert ranks[rank].end() == 0
 
 
+@pytest.mark.thorough
 def test_stopped_rank_is_named_and_waited_for() -> None:
     text = """
 say(joined=True)
@@ -181,7 +183,7 @@ say(**fault(lambda: world.shrink()))
 hear()
 say(ranks=settle(world))
 """
-    with Ranks(3, body(text, timeout=2.0)) as ranks:
+    with Ranks(3, body(text, timeout=5.0)) as ranks:
         for rank in range(3):
             ranks[rank].read()
         ranks[1].signal(signal.SIGSTOP)
@@ -286,14 +288,20 @@ dist.destroy_process_group()
         for rank in range(3):
             ranks[rank].read()
         ranks[1].signal(signal.SIGKILL)
-        for place, rank in enumerate((0, 2)):
+        for new_rank, rank in enumerate((0, 2)):
             told = ranks[rank].read()
-            assert told == {"rank": place, "size": 2, "sum": 3.0, "second": 2.0, "old": "NotReady"}
+            assert told == {
+                "rank": new_rank,
+                "size": 2,
+                "sum": 3.0,
+                "second": 2.0,
+                "old": "NotReady",
+            }
             assert ranks[rank].end() == 0
 
 
 def test_memory_of_the_lost_is_given_back() -> None:
-    """Shrinking again and again does not eat up the host: old groups and rings lose their pages."""
+    """Shrinking many times does not use up memory: old groups and rings lose their pages."""
     text = """
 import glob
 def pages():

@@ -1,4 +1,4 @@
-"""Jobs that cannot start, start beside others, or start among strangers; too little memory."""
+"""Jobs that cannot start, start beside others, or among foreign clients; too little memory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from tests.helpers.jobs import Ranks
 from tests.helpers.processes import DEADLINE, wait_until
+from tests.helpers.thorough import essential
 from unisono.core.environment import Launch
 from unisono.engines.shm import handshake
 from unisono.launch.process import Job
@@ -71,16 +72,16 @@ def test_one_world_after_the_other() -> None:
 # ---- ranks that do not fit -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("missing", [0, 1, 2])
+@pytest.mark.parametrize("missing", essential(1, [0, 1, 2]))
 def test_rank_that_never_starts(missing: int) -> None:
     present = [rank for rank in range(3) if rank != missing]
-    with Ranks(3, START, only=present, UNISONO_TIMEOUT="2") as ranks:
+    with Ranks(3, START, only=present, UNISONO_TIMEOUT="4") as ranks:
         for rank in present:
             error = ranks[rank].read()
             assert error["kind"] == "CommTimeout", error
             assert error["ranks"] == [missing], error
-            assert str(missing) in error["text"] and "2 s" in error["text"], error
-            assert error["seconds"] < 10
+            assert str(missing) in error["text"] and "4 s" in error["text"], error
+            assert error["seconds"] < DEADLINE
             assert ranks[rank].end() == 0
 
 
@@ -126,6 +127,7 @@ def test_wrong_size() -> None:
         check_started(ranks, 2)
 
 
+@pytest.mark.thorough
 def test_wrong_secret() -> None:
     with Ranks(2, START, only=[0], UNISONO_TIMEOUT="60") as ranks:
         wrong = secrets.token_hex(32)
@@ -151,10 +153,10 @@ def test_rank_that_dies_while_the_job_starts() -> None:
             error = ranks[rank].read()
             assert error["kind"] == "LaunchError", error
             assert error["ranks"] == [1] and "rank 1" in error["text"], error
-            assert error["seconds"] < 10
+            assert error["seconds"] < DEADLINE
 
 
-def test_two_jobs_at_once() -> None:
+def test_two_jobs_side_by_side() -> None:
     body = START + "for _ in range(200): assert reduce(groups.world(), 500) == size\n"
     first, second = Job(2), Job(3)
     with (
@@ -233,7 +235,7 @@ def check_memory_error(ranks: Ranks, n: int) -> None:
         error = ranks[rank].read()
         assert error["kind"] == "OutOfSharedMemory", error
         assert "MiB" in error["text"], error
-        assert error["seconds"] < 10
+        assert error["seconds"] < DEADLINE
 
 
 def test_no_memory_for_the_job() -> None:
@@ -282,20 +284,20 @@ say(sum=reduce(world, 100_000))
 
 
 @pytest.mark.parametrize("odd", [0, 1])
-@pytest.mark.parametrize("more", [1, 2, 3])
+@pytest.mark.parametrize("more", essential(1, [3, 2, 1]))
 def test_no_descriptors_left(odd: int, more: int) -> None:
     body = f"""
 import unisono.engines.shm.engine
 most = len(os.listdir("/proc/self/fd")) - 1 + {more}
 if rank == {odd}:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-say(**fault(lambda: groups.init("shm", 1)))
+say(**fault(lambda: groups.init("shm", 3)))
 """
     with Ranks(2, body) as ranks:
         error, other = ranks[odd].read(), ranks[1 - odd].read()
         assert [ranks[rank].end() for rank in range(2)] == [0, 0]
     if odd == 1 and more == 3:
-        assert error["kind"] is other["kind"] is None  # three are enough for a guest
+        assert error["kind"] is other["kind"] is None  # three are enough for a client
         return
     assert error["kind"] == "LaunchError", error
     assert "Too many open files" in error["text"], error

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tests.helpers import cases
-from tests.helpers.cases import Play, Running
+from tests.helpers.cases import Case, Running
 from unisono.core import buffers, dispatch, dtypes, groups
 from unisono.core.dtypes import ReduceOp
 from unisono.core.groups import Group
@@ -138,11 +138,11 @@ class _Round:
 
     def _call(self, number: int) -> None:
         group = self._random.choice([self._world, *self._groups])
-        play = _drawn(self._random, group.size, number)
+        case = _drawn(self._random, group.size, number)
         blocking = self._random.random() < 0.6
         if group.rank < 0:
             return
-        running = cases.start(group, play, blocking)
+        running = cases.start(group, case, blocking)
         self._soaked.calls += 1
         if blocking:
             running.check()
@@ -173,7 +173,7 @@ def _operators(dtype: dtypes.DType) -> Iterator[ReduceOp]:
             yield op
 
 
-def _drawn(draw: random.Random, size: int, salt: int) -> Play:
+def _drawn(draw: random.Random, size: int, salt: int) -> Case:
     verb = draw.choice([*cases.MOVES, *cases.REDUCTIONS, "all_reduce", "barrier"])
     able = [
         dtype for dtype in dtypes.DTYPES if verb not in cases.REDUCTIONS or any(_operators(dtype))
@@ -185,4 +185,4 @@ def _drawn(draw: random.Random, size: int, salt: int) -> Play:
     if verb in cases.COUNTED and draw.random() < 0.3:
         counts = tuple(draw.choice(_COUNTS) for _ in range(size))
     in_place = draw.random() < 0.3 and not (verb == "all_to_all" and counts is not None)
-    return Play(verb, dtype.name, count, op, draw.randrange(size), counts, in_place, salt % 4)
+    return Case(verb, dtype.name, count, op, draw.randrange(size), counts, in_place, salt % 4)
