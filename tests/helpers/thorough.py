@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-__all__ = ["essential"]
+__all__ = ["essential", "essential_rows"]
 
 
 def essential(count: int, values: Iterable[Any]) -> list[Any]:
-    """Mark all values of a parameter as thorough but the first `count`.
+    """Mark all values of one parameter as thorough but the first `count`."""
+    return essential_rows(count, [(value,) for value in values])
 
-    A tuple holds a value for each of several parameters, as in pytest.mark.parametrize.
-    """
+
+def essential_rows(count: int, rows: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Mark all rows of several parameters as thorough but the first `count`."""
     marked = []
-    for index, value in enumerate(values):
-        parts = value if isinstance(value, tuple) else (value,)
+    for index, row in enumerate(rows):
         marks = () if index < count else (pytest.mark.thorough,)
-        marked.append(pytest.param(*parts, marks=marks))
+        marked.append(pytest.param(*row, marks=marks))
     return marked

@@ -16,7 +16,7 @@ from tests.helpers import hosts, several_hosts_rank
 from tests.helpers.hosts import Hosts, Program
 from tests.helpers.processes import wait_until
 from tests.helpers.several_hosts_rank import PAYLOAD
-from tests.helpers.thorough import essential
+from tests.helpers.thorough import essential_rows
 from unisono.core import registry
 from unisono.errors import UnisonoError
 
@@ -119,7 +119,7 @@ def test_torchrun(count: int) -> None:
 @pytest.mark.skipif(
     hosts.why_not(mpiexec=True) is not None, reason=str(hosts.why_not(mpiexec=True))
 )
-@pytest.mark.parametrize(("kind", "count"), essential(1, [("hybrid:mpi", 3), ("mpi", 2)]))
+@pytest.mark.parametrize(("kind", "count"), essential_rows(1, [("hybrid:mpi", 3), ("mpi", 2)]))
 def test_mpiexec(kind: str, count: int) -> None:
     need(kind)
     with Hosts(count) as rig:
