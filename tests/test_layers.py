@@ -84,8 +84,8 @@ def floor_of(name: str) -> str:
 
 def part_of(name: str) -> str:
     """What a module may import freely: its engine, or its floor."""
-    words = name.split(".")
-    return ".".join(words[:3] if words[1] == "engines" else words[:2])
+    parts = name.split(".")
+    return ".".join(parts[:3] if parts[1] == "engines" else parts[:2])
 
 
 def within(name: str, allowed: set[str]) -> bool:
@@ -299,7 +299,7 @@ def test_public_things_have_docstrings(name):
                 described = inspect.isfunction(member) or isinstance(
                     member, property | classmethod | staticmethod
                 )
-                # A method that overrides another may leave the words to the one above it.
+                # A method that overrides another may leave the description to that one.
                 if described and key[0] != "_" and not inspect.getdoc(getattr(thing, key)):
                     bare.append(f"{word}.{key}")
     assert not bare

@@ -54,16 +54,16 @@ class Bad:
     """
 
     error: type[UnisonoError]
-    words: tuple[str, ...]
+    texts: tuple[str, ...]
     verb: str
     arguments: Callable[[int], tuple] = field(repr=False)
 
 
 BAD = {
-    "operator is a word": Bad(
+    "operator is a string": Bad(
         ArgumentTypeError, ("ReduceOp", "'sum'"), "all_reduce", lambda r: (flat(4), flat(4), "sum")
     ),
-    "operator of a reduce is a word": Bad(
+    "operator of a reduce is a string": Bad(
         ArgumentTypeError, ("ReduceOp",), "reduce", lambda r: (flat(4), flat(4), "sum", 0)
     ),
     "bitwise operator on floats": Bad(
@@ -149,7 +149,7 @@ BAD = {
     "root negative": Bad(
         ArgumentError, ("root -1",), "gather", lambda r: (flat(4), flat(8), -1, None)
     ),
-    "root is a word": Bad(
+    "root is a string": Bad(
         ArgumentTypeError, ("root", "'0'"), "scatter", lambda r: (flat(4), flat(2), "0", None)
     ),
     "peer too large": Bad(ArgumentError, ("peer 2",), "send", lambda r: (flat(4), 2, 0)),
@@ -188,8 +188,8 @@ def test_bad_call(world, name, blocking):
     bad = BAD[name]
     for rank, error in enumerate(world(2, attempt, name, blocking)):
         assert type(error) is bad.error, repr(error)
-        for word in bad.words:
-            assert word in str(error), f"{word!r} is not in: {error}"
+        for text in bad.texts:
+            assert text in str(error), f"{text!r} is not in: {error}"
         (where,) = error.__notes__
         assert f"in {bad.verb} " in where
         assert "group 'world'" in where

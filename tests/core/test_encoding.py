@@ -198,7 +198,7 @@ def itself() -> list[Any]:
 
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize(
-    ("thing", "kind", "words"),
+    ("thing", "kind", "texts"),
     [
         (Unknown(), ArgumentTypeError, ["test_encoding.Unknown", "UNISONO_PICKLE"]),
         ([{"deep": (print,)}], ArgumentTypeError, ["builtin_function_or_method"]),
@@ -208,10 +208,10 @@ def itself() -> list[Any]:
     ],
     ids=["class", "function", "subclass", "array of objects", "loop"],
 )
-def test_other_objects_are_refused(thing: Any, kind: type, words: list[str]) -> None:
+def test_other_objects_are_refused(thing: Any, kind: type, texts: list[str]) -> None:
     data, failure = encode(thing)
     assert type(failure) is kind
-    assert all(word in str(failure) for word in words)
+    assert all(text in str(failure) for text in texts)
     with pytest.raises(ArgumentTypeError, match="rank 5 could not send its object") as caught:
         decode(data, 5)
     assert caught.value.ranks == (5,)

@@ -156,11 +156,11 @@ def disagree(group: Group, name: str, blocking: bool) -> UnisonoError:
 @pytest.mark.parametrize("name", MISMATCHES)
 @pytest.mark.needs("mismatch")
 def test_mismatch_is_told_to_every_rank(world, name, blocking):
-    ours, theirs, words = MISMATCHES[name]
+    ours, theirs, texts = MISMATCHES[name]
     for rank, error in enumerate(world(3, disagree, name, blocking)):
         assert type(error) is MismatchError, f"rank {rank}: {error!r}"
-        for word in words:
-            assert word in str(error), f"rank {rank} does not show {word!r}: {error}"
+        for text in texts:
+            assert text in str(error), f"rank {rank} does not show {text!r}: {error}"
         verb = (theirs if rank == 1 else ours)[0]
         assert f"in {verb}" in note(error)
         assert f"rank {rank} of 3" in note(error)
@@ -181,7 +181,7 @@ def other_message(group: Group, sent: np.ndarray, wanted: np.ndarray) -> Unisono
 
 
 @pytest.mark.parametrize(
-    ("sent", "wanted", "words"),
+    ("sent", "wanted", "texts"),
     [
         (np.ones(10), np.zeros(11), ("10", "11")),
         (np.ones(11), np.zeros(10), ("10", "11")),
@@ -191,10 +191,10 @@ def other_message(group: Group, sent: np.ndarray, wanted: np.ndarray) -> Unisono
     ids=["too short", "too long", "dtype", "much too long"],
 )
 @pytest.mark.needs("mismatch")
-def test_message_that_does_not_fit(world, sent, wanted, words):
+def test_message_that_does_not_fit(world, sent, wanted, texts):
     error = world(2, other_message, sent, wanted)[1]
     assert type(error) is MismatchError
-    assert all(word in str(error) for word in words), str(error)
+    assert all(text in str(error) for text in texts), str(error)
     assert "in recv" in note(error)
     assert "rank 1 of 2" in note(error)
 
@@ -258,7 +258,7 @@ def leave(group: Group, pause: float, verb: str) -> UnisonoError | None:
 
 
 @pytest.mark.parametrize("verb", ["all_reduce", "recv"])
-@pytest.mark.parametrize("pause", [0.0, 0.3], ids=["at once", "while they wait"])
+@pytest.mark.parametrize("pause", [0.0, 0.3], ids=["before they wait", "while they wait"])
 def test_rank_that_closes_its_group(world, pause, verb):
     *waited, _ = world(3, leave, pause, verb)
     for rank, error in enumerate(waited):

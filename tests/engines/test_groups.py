@@ -1,4 +1,4 @@
-"""The conformance suite, part 2: subgroups, one after the other, at once and from threads."""
+"""The conformance suite, part 2: subgroups, one after the other, side by side and from threads."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def interleaved(group: Group, memberships: list[list[int]]) -> None:
         child.close()
 
 
-def test_several_groups_at_once(world):
+def test_several_groups_side_by_side(world):
     world(4, interleaved, [[0, 1], [2, 3], [1, 2], [3, 0, 1], [2, 1, 0, 3]])
 
 

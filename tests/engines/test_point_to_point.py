@@ -142,7 +142,7 @@ def test_source_is_told_even_if_it_was_named(world):
 
 
 def both_ways(group: Group, count: int) -> None:
-    """All pairs exchange large messages at once; nobody may wait for the other to go first."""
+    """All pairs exchange large messages together; none may wait for the other to go first."""
     works, pairs = [], []
     for other in range(group.size):
         wanted = message("float32", other, group.rank, count)
@@ -158,7 +158,7 @@ def both_ways(group: Group, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, CHUNK // 4 + 1, 1 << 20])
-def test_large_messages_both_ways_at_once(world, count):
+def test_large_messages_both_ways(world, count):
     world(3, both_ways, count)
 
 

@@ -17,7 +17,7 @@ COUNTS = [0, 1, 2, 13, 1009, 66000]  # the last is over the chunk size for 4 byt
 
 @dataclass(frozen=True)
 class Step:
-    """One call on one of the groups: waited for at once, or after all others have started."""
+    """One call on one of the groups: waited for immediately, or after all others have started."""
 
     group: int
     case: Case

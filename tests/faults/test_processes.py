@@ -147,7 +147,7 @@ say(ready=groups.is_initialized())
     with Ranks(2, body) as ranks:
         for rank in range(2):
             told = [ranks[rank].read() for _ in range(8)]
-            words = [
+            texts = [
                 "initialised already",
                 "closed",
                 None,
@@ -157,9 +157,9 @@ say(ready=groups.is_initialized())
                 "no world",
                 None,
             ]
-            for fields, word in zip(told, words, strict=True):
-                if word is not None:
-                    assert fields["kind"] == "NotReady" and word in fields["text"], fields
+            for fields, text in zip(told, texts, strict=True):
+                if text is not None:
+                    assert fields["kind"] == "NotReady" and text in fields["text"], fields
             assert told[2] == {"sum": 3.0}
             assert told[7] == {"ready": False}
             assert ranks[rank].end() == 0

@@ -33,7 +33,7 @@ def check(group):
     exchange(group)
     return list(group.ranks)
 def settle(group):
-    # Who dies in the middle may be counted in; then the new group tells, and is shrunk again.
+    # A rank that dies during this may be counted in; then the new group fails, and is shrunk again.
     while True:
         group = group.shrink()
         try:
@@ -42,14 +42,14 @@ def settle(group):
             assert type(error).__name__ == "PeerLost", error
 """
 
-#: A training loop that survives: the sum of the gradients of whoever is left.
+#: A training loop that survives: the sum of the gradients of all ranks that are left.
 TRAIN = """
 say(joined=True)
 steps, shrinks, in_step = 0, 0, True
 while True:
     try:
         if not in_step:
-            # All start the next step together, whoever was told in which step.
+            # All start the next step together, in whichever step they were told.
             step = np.array([steps])
             dispatch.all_reduce(group, buffers.view(step), buffers.view(step),
                            ReduceOp.MAX)

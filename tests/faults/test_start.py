@@ -40,17 +40,17 @@ def address_of(job: Job) -> bytes:
 
 def connect(address: bytes) -> socket.socket:
     """Connect as soon as somebody listens."""
-    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    stranger.settimeout(DEADLINE)
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    client.settimeout(DEADLINE)
 
     def connected() -> bool:
         with contextlib.suppress(ConnectionRefusedError, BlockingIOError):  # or too many
-            stranger.connect(address)
+            client.connect(address)
             return True
         return False
 
     wait_until(connected)
-    return stranger
+    return client
 
 
 AGAIN_AND_AGAIN = """
@@ -167,11 +167,11 @@ def test_two_jobs_side_by_side() -> None:
         check_started(others, 3)
 
 
-# ---- strangers -----------------------------------------------------------------------------------
+# ---- foreign clients ----------------------------------------------------------------------------
 
 
 def hello_of_another_job() -> bytes:
-    """What a true rank of another job says to its rank 0, who is in truth us."""
+    """What a rank of another job sends to its rank 0, which is really this test."""
     job = Job(2)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.settimeout(DEADLINE)
@@ -185,27 +185,27 @@ def hello_of_another_job() -> bytes:
                 return connection.recv(4096)
 
 
-STRANGERS: dict[str, Callable[[], list[bytes]]] = {
+FOREIGN_CLIENTS: dict[str, Callable[[], list[bytes]]] = {
     "silence": list,
     "nothing": lambda: [b""],
     "garbage": lambda: [secrets.token_bytes(106)],
-    "a short word": lambda: [b"here"],
-    "many short words": lambda: [b"UNIS"] * 100,
+    "a short message": lambda: [b"here"],
+    "many short messages": lambda: [b"UNIS"] * 100,
     "a megabyte": lambda: [bytes(150_000)] * 7,
     "the hello of another job": lambda: [hello_of_another_job()],
 }
 
 
-@pytest.mark.parametrize("kind", STRANGERS)
-def test_stranger(kind: str) -> None:
-    words = STRANGERS[kind]()
-    with Ranks(2, START, only=[0]) as ranks, connect(address_of(ranks.job)) as stranger:
+@pytest.mark.parametrize("kind", FOREIGN_CLIENTS)
+def test_foreign_client(kind: str) -> None:
+    messages = FOREIGN_CLIENTS[kind]()
+    with Ranks(2, START, only=[0]) as ranks, connect(address_of(ranks.job)) as client:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            for word in words:
-                stranger.send(word)
+            for message in messages:
+                client.send(message)
         ranks.start(1)
         check_started(ranks, 2)
-        heard = list(everything(stranger))
+        heard = list(everything(client))
         # A nonce that tells nothing (a reset may swallow it), and no descriptor.
         assert [(len(message), fds) for message, fds in heard] in ([], [(32, [])])
 
@@ -219,10 +219,10 @@ def everything(connection: socket.socket) -> Iterator[tuple[bytes, list[int]]]:
             yield message, fds
 
 
-def test_many_strangers() -> None:
-    with Ranks(2, START, only=[0]) as ranks, contextlib.ExitStack() as strangers:
+def test_many_foreign_clients() -> None:
+    with Ranks(2, START, only=[0]) as ranks, contextlib.ExitStack() as clients:
         for _ in range(200):
-            strangers.enter_context(connect(address_of(ranks.job)))
+            clients.enter_context(connect(address_of(ranks.job)))
         ranks.start(1)
         check_started(ranks, 2)
 

@@ -135,13 +135,13 @@ def exchange_messages(world: Group) -> int:
 
 
 def crossed() -> tuple[int, int]:
-    """Bytes that this host has sent and received through its cable."""
+    """Bytes that this host has sent and received through its link."""
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == "eth0":
             counted = [int(word) for word in numbers.split()]
             return counted[8], counted[0]
-    raise AssertionError("this host has no cable")
+    raise AssertionError("this host has no link")
 
 
 def count_traffic(world: Group) -> list[dict[str, Any]]:
@@ -196,7 +196,7 @@ def loop(world: Group) -> dict[str, Any]:
 # ---- the faces -----------------------------------------------------------------------------------
 
 
-def speak_torch(engine: str) -> dict[str, Any]:
+def call_torch(engine: str) -> dict[str, Any]:
     """What the PyTorch face gives; see `expected` in the test."""
     import unisono.torch.distributed as dist
 
@@ -211,8 +211,8 @@ def speak_torch(engine: str) -> dict[str, Any]:
     dist.reduce_scatter_tensor(part, given)
     spread = given.copy()
     dist.broadcast(spread, src=size - 1)
-    dealt = np.zeros_like(given)
-    dist.all_to_all_single(dealt, given)
+    exchanged = np.zeros_like(given)
+    dist.all_to_all_single(exchanged, given)
     names = [""] * size
     dist.all_gather_object(names, socket.gethostname())
     here = [other for other in range(size) if names[other] == names[rank]]
@@ -222,11 +222,11 @@ def speak_torch(engine: str) -> dict[str, Any]:
     dist.all_reduce(near, group=handles[tuple(here)])
     dist.barrier()
     dist.destroy_process_group()
-    return _told(total, joined, part, spread, dealt, near)
+    return _as_lists(total, joined, part, spread, exchanged, near)
 
 
-def speak_mindspore(engine: str) -> dict[str, Any]:
-    """The same in MindSpore's words."""
+def call_mindspore(engine: str) -> dict[str, Any]:
+    """What the MindSpore face gives, the same."""
     from unisono.mindspore import communication as comm
     from unisono.mindspore.communication import comm_func
 
@@ -238,7 +238,7 @@ def speak_mindspore(engine: str) -> dict[str, Any]:
     joined, _ = comm_func.all_gather_into_tensor(given)
     part, _ = comm_func.reduce_scatter_tensor(given)
     spread = comm_func.broadcast(given, src=size - 1)
-    dealt, _ = comm_func.all_to_all_single_with_output_shape(given.shape, given)
+    exchanged, _ = comm_func.all_to_all_single_with_output_shape(given.shape, given)
     names, _ = comm_func.all_gather_into_tensor(np.array([hash_of(socket.gethostname())]))
     teams = [[other for other in range(size) if names[other] == name] for name in set(names)]
     for team in sorted(teams):
@@ -247,7 +247,7 @@ def speak_mindspore(engine: str) -> dict[str, Any]:
     near, _ = comm_func.all_reduce(given, group="near")
     comm_func.barrier()
     comm.release()
-    return _told(total, joined, part, spread, dealt, near)
+    return _as_lists(total, joined, part, spread, exchanged, near)
 
 
 def hash_of(name: str) -> int:
@@ -255,8 +255,8 @@ def hash_of(name: str) -> int:
     return int.from_bytes(name.encode()[-7:], "big")
 
 
-def _told(*results: np.ndarray) -> dict[str, Any]:
-    keys = ("total", "joined", "part", "spread", "dealt", "near")
+def _as_lists(*results: np.ndarray) -> dict[str, Any]:
+    keys = ("total", "joined", "part", "spread", "exchanged", "near")
     return {key: result.tolist() for key, result in zip(keys, results, strict=True)}
 
 
@@ -314,22 +314,22 @@ CORE: dict[str, Callable[[Group, bool], Any]] = {
     "loop": loop,
 }
 JOINING: dict[str, Callable[[str], Any]] = {
-    "torch": speak_torch,
-    "mindspore": speak_mindspore,
+    "torch": call_torch,
+    "mindspore": call_mindspore,
     "ddp": train,
 }
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run the parts with one engine after the other, and print what they give."""
-    while words:
-        end = words.index("--") if "--" in words else len(words)
-        told = run(words[0], words[1:end])
+    while arguments:
+        end = arguments.index("--") if "--" in arguments else len(arguments)
+        told = run(arguments[0], arguments[1:end])
         sys.stdout.write(json.dumps(told) + "\n")
         sys.stdout.flush()
         if "error" in told:
             return 1
-        words = words[end + 1 :]
+        arguments = arguments[end + 1 :]
     return 0
 
 

@@ -165,10 +165,10 @@ def mismatches(count: int, chance: random.Random) -> list[float]:
                 rank.read()
             for _ in range(count // 4):
                 kind = chance.choice(["dtype", "operator", "count", "collective", "root"])
-                word = f"{kind} {chance.random()}\n".encode()
+                line = f"{kind} {chance.random()}\n".encode()
                 for rank in everyone:
                     assert rank.process.stdin is not None
-                    rank.process.stdin.write(word)
+                    rank.process.stdin.write(line)
                     rank.process.stdin.flush()
                 told = [rank.read() for rank in everyone]
                 assert {one["kind"] for one in told} == {"MismatchError"}, (kind, told)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(hosts.why_not() is not None, reason=str(hosts.wh
 SCRIPT = several_hosts_rank.__file__
 CORE = ("verbs", "overlapping", "groups", "messages")
 FACES = ("torch", "mindspore")
-JOB = 90.0  # seconds after which a job hangs
+JOB = 90.0  # seconds; a job that takes longer hangs
 
 
 def absence(engine: str) -> str | None:
@@ -44,7 +44,7 @@ def need(engine: str) -> None:
 
 
 def answers(programs: Sequence[Program], timeout: float = JOB) -> list[dict[str, Any]]:
-    """What the ranks said, in rank order; all of them must have come to a good end."""
+    """What the ranks said, in rank order; all of them must have succeeded."""
     codes = [program.wait(timeout) for program in programs]
     lines = [line for program in programs for line in program.out.splitlines()]
     told = [json.loads(line) for line in lines if line.startswith("{")]
@@ -80,7 +80,7 @@ def check_faces(told: list[dict[str, Any]]) -> None:
             "joined": [number for row in given for number in row],
             "part": [sum(column) for column in zip(*given, strict=True)][mine],
             "spread": given[-1],
-            "dealt": [number for row in given for number in row[mine]],
+            "exchanged": [number for row in given for number in row[mine]],
             "near": [sum(column) for column in zip(*(given[o] for o in here), strict=True)],
         }
         assert each["torch"] == expected
@@ -102,13 +102,13 @@ def check_training(told: list[dict[str, Any]]) -> None:
 def test_torchrun(count: int) -> None:
     """One job for both engines, because it takes longer to start than to run."""
     need("torch:gloo")
-    words = ["torch:gloo", *CORE, *FACES]
+    command = ["torch:gloo", *CORE, *FACES]
     if absence("hybrid") is None:
-        words += ["--", "hybrid", *CORE, *FACES, "ddp"]
-    with Hosts(count) as rig:
-        told = answers(rig.torchrun(2, [SCRIPT, *words], static=count == 3))
-        names = rig.names
-    for engine in {"torch:gloo", "hybrid"} & set(words):
+        command += ["--", "hybrid", *CORE, *FACES, "ddp"]
+    with Hosts(count) as cluster:
+        told = answers(cluster.torchrun(2, [SCRIPT, *command], static=count == 3))
+        names = cluster.names
+    for engine in {"torch:gloo", "hybrid"} & set(command):
         ranks = [each for each in told if each["engine"] == engine]
         check_core(ranks, names, 2)
         check_faces(ranks)
@@ -122,10 +122,10 @@ def test_torchrun(count: int) -> None:
 @pytest.mark.parametrize(("kind", "count"), essential_rows(1, [("hybrid:mpi", 3), ("mpi", 2)]))
 def test_mpiexec(kind: str, count: int) -> None:
     need(kind)
-    with Hosts(count) as rig:
-        job = rig.mpiexec(2, [sys.executable, SCRIPT, kind, *CORE, *FACES])
+    with Hosts(count) as cluster:
+        job = cluster.mpiexec(2, [sys.executable, SCRIPT, kind, *CORE, *FACES])
         told = answers([job])
-        check_core(told, rig.names, 2)
+        check_core(told, cluster.names, 2)
         check_faces(told)
 
 
@@ -145,19 +145,19 @@ def test_traffic_does_not_grow_with_the_ranks_of_a_host(
     need("hybrid")
     count = max(places) + 1
     ranks = len(places) // count
-    with Hosts(count) as rig:
-        words = [sys.executable, SCRIPT, "hybrid", "traffic", *more]
-        told = answers(rig.ranks(places, words))
-        outside = [rig.traffic(host) for host in range(count)]
-        assert [each["host"] for each in told] == [rig.names[place] for place in places]
+    with Hosts(count) as cluster:
+        command = [sys.executable, SCRIPT, "hybrid", "traffic", *more]
+        told = answers(cluster.ranks(places, command))
+        outside = [cluster.traffic(host) for host in range(count)]
+        assert [each["host"] for each in told] == [cluster.names[place] for place in places]
         if more:
-            check_core(told, rig.names, ranks)
+            check_core(told, cluster.names, ranks)
     for host in range(count):
         cells = told[places.index(host)]["traffic"]
         assert {cell["ranks"] for cell in cells} == {1, 2, ranks}
         for cell in cells:
             check_traffic(cell, host, count)
-        # The counter is the cable's, and what the ranks read is a part of all that it carried.
+        # The counter is that of the link; what the ranks read is a part of all that it carried.
         assert sum(cell["sent"] for cell in cells) <= outside[host].sent
 
 
@@ -182,15 +182,15 @@ def check_traffic(cell: dict[str, Any], host: int, count: int) -> None:
 def test_a_host_that_disappears_is_named_on_every_rank() -> None:
     need("hybrid")
     timeout = 5.0
-    with Hosts(2) as rig:
-        words = [sys.executable, SCRIPT, "hybrid", "loop"]
-        job = rig.ranks((0, 0, 1, 1), words, {"UNISONO_TIMEOUT": str(timeout)})
+    with Hosts(2) as cluster:
+        command = [sys.executable, SCRIPT, "hybrid", "loop"]
+        job = cluster.ranks((0, 0, 1, 1), command, {"UNISONO_TIMEOUT": str(timeout)})
         wait_until(lambda: all("looping" in each.out or each.process.poll() for each in job))
-        rig.cut(1)
+        cluster.cut(1)
         told = answers(job, timeout=60)
         for rank, each in enumerate(told):
             end = each["loop"]
             assert "UnisonoError" in end["kind"], end
-            other = rig.names[1 if rank < 2 else 0]
+            other = cluster.names[1 if rank < 2 else 0]
             assert other in end["text"], end
             assert end["seconds"] < timeout + 10, end
