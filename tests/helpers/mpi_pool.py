@@ -1,8 +1,7 @@
 """Ranks that mpiexec starts, for the tests: a pool like the one of worlds.py, and plain jobs.
 
-As a program (`mpiexec -n N python -m tests.helpers.mpi_pool SOCKET ENGINE TIMEOUT`) it is one rank
-of a pool: it connects to the test's socket, says which rank it is, and runs the functions that it
-is sent.
+As a program (`mpiexec ... python -m tests.helpers.mpi_pool SOCKET ENGINE TIMEOUT`) it is one rank
+of a pool: it connects to the test's socket, says which rank it is, and runs what it is sent.
 """
 
 from __future__ import annotations
