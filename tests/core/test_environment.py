@@ -218,11 +218,12 @@ def places(directory: Path) -> list[list[object]]:
 
 def start(command: list[str], directory: Path) -> list[list[object]]:
     directory.mkdir()
-    done = subprocess.run([*command, str(directory)], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([*command, str(directory)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return places(directory)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(find_spec("torch") is None, reason="torchrun comes with torch")
 def test_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "script.py"

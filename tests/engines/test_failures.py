@@ -152,7 +152,7 @@ def disagree(group: Group, name: str, blocking: bool) -> UnisonoError:
     return error
 
 
-@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asynchronous"])
+@pytest.mark.parametrize("blocking", essential(1, [True, False]), ids=["blocking", "asynchronous"])
 @pytest.mark.parametrize("name", MISMATCHES)
 @pytest.mark.needs("mismatch")
 def test_mismatch_is_told_to_every_rank(world, name, blocking):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import oracle
+from tests.helpers.thorough import essential
 from unisono.core import buffers, dispatch
 from unisono.core.engine import Work
 from unisono.core.groups import Group
@@ -59,7 +60,7 @@ def test_every_dtype_in_a_circle(world):
     world(3, circles, list(oracle.MOVABLE), [0, 1, 1009])
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("size", essential(1, [2, 4, 8]))
 def test_sizes_in_a_circle(world, size):
     world(size, circles, ["float32", "bool"], [0, 1, 1009, CHUNK // 4 + 1, 2 << 20])
 

@@ -108,7 +108,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asynchronous"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", essential(2, WAYS))
 def test_lost_rank(start: Start, way: str, blocking: bool) -> None:
     action, reason = WAYS[way]
     call = "total(np.ones(3))" if blocking else "start(np.ones(3)).wait()"

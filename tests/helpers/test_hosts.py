@@ -134,6 +134,7 @@ def test_a_limited_rate() -> None:
     assert 0.3 < lasted < 4  # 0.4 s at this rate, less what the buckets let through
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(hosts.why_not(delay=True) is not None, reason=str(hosts.why_not(delay=True)))
 def test_a_delay() -> None:
     program = (

@@ -140,7 +140,8 @@ reduce(world)
         assert not [file for line in said for file in line["files"] if Path(file).exists()]
 
 
-@pytest.mark.parametrize("blocking", essential(1, [True, False]), ids=["blocking", "asynchronous"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asynchronous"])
 def test_ctrl_c(blocking: bool) -> None:
     body = f"""
 import signal
