@@ -141,8 +141,7 @@ while True:
     reduce(group, {count})
 """
     with Ranks(2, body, **leftovers.variables) as ranks:
-        for rank in range(2):
-            ranks[rank].read()
+        ranks.read_all()
         time.sleep(0.2)
         ranks.kill()
         leftovers.check()

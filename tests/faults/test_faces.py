@@ -96,6 +96,14 @@ def read_all(ranks: ForkedRanks, *numbers: int) -> list[dict]:
     return [ranks[rank].read() for rank in numbers or range(N)]
 
 
+def wait_until_ready(ranks: ForkedRanks, *asleep: int) -> None:
+    """All ranks have joined and said that they are ready; those named wait for others."""
+    assert read_all(ranks) == [{"joined": True}] * N
+    assert read_all(ranks) == [{"ready": True}] * N
+    for rank in asleep:
+        ranks[rank].wait_for_sleep()
+
+
 # ---- a rank that is lost -------------------------------------------------------------------------
 
 WAYS = {
@@ -122,10 +130,7 @@ if rank == 1:
 say(**fault(lambda: {call}))
 """
     with start(body) as ranks:
-        assert read_all(ranks) == [{"joined": True}] * N
-        assert read_all(ranks) == [{"ready": True}] * N
-        for rank in (0, 2):
-            ranks[rank].wait_for_sleep()
+        wait_until_ready(ranks, 0, 2)
         began = time.monotonic()
         if way == "killed":
             ranks[1].signal(signal.SIGKILL)
@@ -175,8 +180,7 @@ if rank == 1:
 say(**fault(lambda: total(np.ones(3))))
 """
     with start(body) as ranks:
-        assert read_all(ranks) == [{"joined": True}] * N
-        assert read_all(ranks) == [{"ready": True}] * N
+        wait_until_ready(ranks)
         ranks[1].signal(signal.SIGSTOP)
         ranks[1].tell()
         if seconds > SOON:
@@ -242,10 +246,7 @@ else:
     say(**fault(lambda: {call}))
 """
     with start(body) as ranks:
-        assert read_all(ranks) == [{"joined": True}] * N
-        assert read_all(ranks) == [{"ready": True}] * N
-        for rank in (0, 2):
-            ranks[rank].wait_for_sleep()
+        wait_until_ready(ranks, 0, 2)
         began = time.monotonic()
         ranks[0].signal(signal.SIGINT)
         assert ranks[0].read()["kinds"][0] == "KeyboardInterrupt"

@@ -50,8 +50,7 @@ say(**fault(loop))
 say(alive=sum(range(10)))
 """
     with Ranks(3, body) as ranks:
-        for rank in range(3):
-            ranks[rank].read()
+        ranks.read_all()
         time.sleep(0.3)
         ranks[1].signal(signal.SIGKILL)
         check_lost(ranks, [0, 2], lost=1)
@@ -66,10 +65,8 @@ say(**fault(lambda: reduce(world, blocking={blocking})))
 say(alive=sum(range(10)))
 """
     with Ranks(3, body) as ranks:
-        for rank in range(3):
-            ranks[rank].read()
-        for rank in (0, 2):
-            ranks[rank].wait_for_sleep()
+        ranks.read_all()
+        ranks.wait_for_sleep(0, 2)
         ranks[1].signal(signal.SIGKILL)
         for error in check_lost(ranks, [0, 2], lost=1):
             assert f"pid {ranks[1].pid}" in error["text"]
@@ -86,8 +83,7 @@ say(**error)
 say(**fault(lambda: reduce(world)))
 """
     with Ranks(4, body) as ranks:
-        for rank in range(4):
-            ranks[rank].read()
+        ranks.read_all()
         for rank in (1, 2):
             ranks[rank].signal(signal.SIGKILL)
         for rank in (0, 3):
@@ -113,10 +109,8 @@ say(**fault(lambda: reduce(world, blocking={blocking})))
 say(alive=sum(range(10)))
 """
     with Ranks(3, body) as ranks:
-        for rank in range(3):
-            ranks[rank].read()
-        for rank in (0, 1):
-            ranks[rank].wait_for_sleep()
+        ranks.read_all()
+        ranks.wait_for_sleep(0, 1)
         ranks[2].tell()
         check_lost(ranks, [0, 1], lost=2)
         assert ranks[2].end() == code
@@ -132,8 +126,7 @@ say(**fault(lambda: recv(world, 1)))
 say(alive=sum(range(10)))
 """
     with Ranks(2, body) as ranks:
-        for rank in range(2):
-            ranks[rank].read()
+        ranks.read_all()
         ranks[0].wait_for_sleep()
         if killed:
             ranks[1].signal(signal.SIGKILL)
@@ -184,8 +177,7 @@ say(**fault(lambda: reduce(group, 10, timeout=0.5 if rank == 1 else 300)))
 def test_one_deadline_is_that_of_all() -> None:
     """A call that one rank has given up fails on all, whether they wait or come later."""
     with Ranks(3, TWO_TIMEOUTS) as ranks:
-        for rank in range(3):
-            ranks[rank].read()
+        ranks.read_all()
         long, short = (ranks[rank].read() for rank in range(2))
         ranks[2].tell()
         late = ranks[2].read()
@@ -206,8 +198,7 @@ say(sum=reduce(world, {count}))
 say(sum=reduce(world, {count}, False))
 """
     with Ranks(3, body) as ranks:
-        for rank in range(3):
-            ranks[rank].read()
+        ranks.read_all()
         ranks[1].signal(signal.SIGSTOP)
         wait_until(lambda: state_of(ranks[1].pid) == "T")
         for rank in range(3):
@@ -248,8 +239,7 @@ say(**fault(loop))
 say(alive=sum(range(10)))
 """
     with Ranks(3, body) as ranks:
-        for rank in range(3):
-            ranks[rank].read()
+        ranks.read_all()
         ranks[0].wait_for_sleep()
         interrupted = time.monotonic()
         ranks[0].signal(signal.SIGINT)
@@ -274,8 +264,7 @@ say(**fault(lambda: recv(world, 0)))
 say(alive=sum(range(10)))
 """
     with Ranks(2, body) as ranks:
-        for rank in range(2):
-            ranks[rank].read()
+        ranks.read_all()
         ranks[0].wait_for_sleep()
         ranks[0].signal(signal.SIGINT)
         check_lost(ranks, [1], lost=0)

@@ -92,8 +92,7 @@ def test_training_survives_three_deaths(seed: int) -> None:
         victims[1:] = chance.sample(range(1, 8), 2)
     survivors = sorted(set(range(8)) - set(victims))
     with Ranks(8, body(TRAIN, left=5)) as ranks:
-        for rank in range(8):
-            ranks[rank].read()
+        ranks.read_all()
         for victim in victims:
             time.sleep(chance.choice([0.0, 0.002, 0.02, 0.1]))
             ranks[victim].signal(signal.SIGKILL)
@@ -115,10 +114,8 @@ assert error["kind"] == "PeerLost", error
 say(ranks=settle(world))
 """
     with Ranks(5, body(text)) as ranks:
-        for rank in range(5):
-            ranks[rank].read()
-        for rank in (1, 2, 4):
-            ranks[rank].wait_for_sleep()
+        ranks.read_all()
+        ranks.wait_for_sleep(1, 2, 4)
         for victim in (0, 3):
             ranks[victim].signal(signal.SIGKILL)
         for rank in (1, 2, 4):
@@ -136,10 +133,8 @@ if rank == 2:
 say(ranks=settle(world))
 """
     with Ranks(4, body(text)) as ranks:
-        for rank in range(4):
-            ranks[rank].read()
-        for rank in (0, 1, 3):
-            ranks[rank].wait_for_sleep()
+        ranks.read_all()
+        ranks.wait_for_sleep(0, 1, 3)
         ranks[victim].signal(signal.SIGKILL)
         wait_until(lambda: state_of(ranks[victim].pid) == "Z")
         ranks[2].tell()
@@ -157,8 +152,7 @@ hear()
 say(ranks=settle(world))
 """
     with Ranks(3, body(text)) as ranks:
-        for rank in range(3):
-            ranks[rank].read()
+        ranks.read_all()
         # Rank 0 has to mark itself, so it is let in first, and held while rank 2 is missing.
         for rank in (0, 1):
             ranks[rank].tell()
@@ -184,8 +178,7 @@ hear()
 say(ranks=settle(world))
 """
     with Ranks(3, body(text, timeout=5.0)) as ranks:
-        for rank in range(3):
-            ranks[rank].read()
+        ranks.read_all()
         ranks[1].signal(signal.SIGSTOP)
         wait_until(lambda: state_of(ranks[1].pid) == "T")
         for rank in (0, 2):
@@ -223,8 +216,7 @@ assert fault(lambda: reduce(smaller))["kind"] == "PeerLost"
 say(ranks=settle(smaller))
 """
     with Ranks(5, body(text)) as ranks:
-        for rank in range(5):
-            ranks[rank].read()
+        ranks.read_all()
         ranks[2].signal(signal.SIGKILL)
         for rank in (0, 1, 3, 4):
             ranks[rank].tell()
@@ -256,8 +248,7 @@ kinds = [fault(work.wait)["kind"] for work in works]
 say(ranks=check(smaller), kinds=sorted(set(kinds)))
 """
     with Ranks(3, body(text)) as ranks:
-        for rank in range(3):
-            ranks[rank].read()
+        ranks.read_all()
         for rank in (0, 2):
             ranks[rank].tell()
         for rank in (0, 2):
@@ -285,8 +276,7 @@ say(rank=dist.get_rank(), size=dist.get_world_size(), sum=x[0], second=y[0],
 dist.destroy_process_group()
 """
     with Ranks(3, body(text)) as ranks:
-        for rank in range(3):
-            ranks[rank].read()
+        ranks.read_all()
         ranks[1].signal(signal.SIGKILL)
         for new_rank, rank in enumerate((0, 2)):
             told = ranks[rank].read()

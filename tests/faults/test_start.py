@@ -238,6 +238,14 @@ def check_memory_error(ranks: Ranks, n: int) -> None:
         assert error["seconds"] < DEADLINE
 
 
+def check_memory_error_and_recovery(body: str) -> None:
+    """Each of three ranks is told, and then reduces in the world."""
+    with Ranks(3, body) as ranks:
+        check_memory_error(ranks, 3)
+        assert ranks.read_all() == [{"sum": 6.0}] * 3
+        assert [ranks[rank].end() for rank in range(3)] == [0, 0, 0]
+
+
 def test_no_memory_for_the_job() -> None:
     with Ranks(3, "limit_memory(1)" + START) as ranks:
         check_memory_error(ranks, 3)
@@ -251,11 +259,7 @@ limit_memory(1)
 say(**fault(lambda: world.split([0, 1, 2])))
 say(sum=reduce(world, 100_000))
 """
-    with Ranks(3, body) as ranks:
-        check_memory_error(ranks, 3)
-        for rank in range(3):
-            assert ranks[rank].read() == {"sum": 6.0}
-            assert ranks[rank].end() == 0
+    check_memory_error_and_recovery(body)
 
 
 @pytest.mark.parametrize("before", [0, 1], ids=["first call", "first large call"])
@@ -273,11 +277,7 @@ say(**fault(lambda: start_reduce(group, array, True)))
 assert (array == 1).all()
 say(sum=reduce(world, 100_000))
 """
-    with Ranks(3, body) as ranks:
-        check_memory_error(ranks, 3)
-        for rank in range(3):
-            assert ranks[rank].read() == {"sum": 6.0}
-            assert ranks[rank].end() == 0
+    check_memory_error_and_recovery(body)
 
 
 # ---- too few descriptors -------------------------------------------------------------------------

@@ -110,6 +110,15 @@ class Ranks:
     def __getitem__(self, rank: int) -> Rank:
         return self._all[rank][0]
 
+    def read_all(self, *numbers: int) -> list[dict[str, Any]]:
+        """The next thing that each of these ranks says; of all ranks if none is named."""
+        return [self[rank].read() for rank in numbers or self._all]
+
+    def wait_for_sleep(self, *numbers: int) -> None:
+        """Return when these ranks wait in the kernel and not in a loop."""
+        for rank in numbers:
+            self[rank].wait_for_sleep()
+
     def of_number(self, rank: int) -> list[Rank]:
         """All processes that were started as this rank."""
         return list(self._all[rank])
