@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from tests.helpers.hosts import Hosts, Program
+from tests.helpers.hosts import Hosts
 from tests.helpers.mpi_pool import SocketPool
+from tests.helpers.programs import Program
 
 __all__ = ["HostsPool"]
 

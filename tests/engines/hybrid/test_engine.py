@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from tests.helpers import hosts, several_hosts_rank
-from tests.helpers.hosts import Hosts, Program
+from tests.helpers.hosts import Hosts
 from tests.helpers.processes import wait_until
+from tests.helpers.programs import Program
 from tests.helpers.several_hosts_rank import PAYLOAD
 from tests.helpers.thorough import essential_rows
 from unisono.core import registry
