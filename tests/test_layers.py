@@ -1,4 +1,8 @@
-"""The shape of the package: imports point down and are light, `__all__` is exact."""
+"""The shape of the package and of its tests: imports point down and are light, `__all__` is exact.
+
+`FLOORS` is the architecture as a table. A part may import what stands in its row, itself and
+`unisono.errors`, at the top of a module, inside a function or by a name in a string.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import importlib
 import inspect
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -14,32 +19,81 @@ import pytest
 import unisono
 
 ROOT = Path(unisono.__file__).parent
+TESTS = Path(__file__).parent
 FRAMEWORKS = {"torch", "mindspore", "jax", "cupy", "mpi4py"}
 HEAVY = FRAMEWORKS | {"libcst", "matplotlib"}
 
-# What each floor may import of unisono, at the top of a module or inside a function.
-FLOORS = {
-    "core": {"unisono.core", "unisono.errors"},
-    "engines": {"unisono.core", "unisono.errors", "unisono.engines", "unisono._native"},
-    "torch": {"unisono.core", "unisono.errors", "unisono.torch"},
-    "mindspore": {"unisono.core", "unisono.errors", "unisono.mindspore"},
+# From the ground up. The longest name counts: engines.hybrid has a row of its own, engines.threads
+# has that of engines, which is also that of any engine to come.
+FLOORS: dict[str, set[str]] = {
+    "errors": set(),
+    "core": set(),
+    # What the engines share stands below them: no engine is needed to use it.
+    "engines.common": {"core"},
+    "engines": {"core", "engines.common", "_native"},
+    # Two levels: shared memory within a host, another engine between hosts, found by the registry.
+    "engines.hybrid": {"core", "engines.common", "engines.shm", "engines.torch.rendezvous"},
+    # Faces find their engine by the registry, and know none.
+    "torch": {"core"},
+    "mindspore": {"core"},
+    "mapping": {"core"},
+    # spawn() makes ranks that are threads by itself; all other engines are chosen by name.
+    "launch": {"core", "engines.threads"},
+    # Commands may use anything but each other, see below.
+    "tools": {"core", "engines.gaps", "_native", "torch", "mindspore", "mapping", "launch"},
+    "pytest_plugin": {"core", "launch"},
+    "cli": {"launch", "tools"},
+    "__main__": {"cli"},
+    "": {"launch"},
 }
 
 # What plugs into a real framework, and is imported only where that is.
 PLUGS = {"unisono.torch.backend"}
 
+MOST_MODULES = 8  # directly in src/unisono
+MOST_FILES = 15  # in any folder of src
 
-def name_of(path: Path) -> str:
-    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+# Classes that share a name because faces take theirs from upstream.
+BORROWED = {
+    "P2POp": "torch.distributed, comm_func and mindspore.ops.communication have one each",
+    "ReduceOp": "MindSpore's is a set of strings, torch's is that of the core",
+}
+
+# Programs that have a package of their own among the tests, and that tests may run.
+PROGRAMS = {"tests.long", "tests.torch.suite"}
+
+
+def name_of(path: Path, root: Path) -> str:
+    parts = path.relative_to(root.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
-FLOOR_MODULES = [name for name in MODULES if name.count(".") and name.split(".")[1] in FLOORS]
+MODULES = {name_of(path, ROOT): path for path in sorted(ROOT.rglob("*.py"))}
+TEST_MODULES = {name_of(path, TESTS): path for path in sorted(TESTS.rglob("*.py"))}
+# What the top of the package offers stands above everything, so it counts like a module.
+KNOWN = {*MODULES, *TEST_MODULES, "unisono._native", *(f"unisono.{x}" for x in unisono.__all__)}
+KNOWN -= {"unisono.__version__"}
 
 
-def tree_of(name: str) -> ast.Module:
-    return ast.parse(MODULES[name].read_text())
+def floor_of(name: str) -> str:
+    """The row of FLOORS that counts for a module."""
+    inner = name.removeprefix("unisono").removeprefix(".")
+    found = [floor for floor in FLOORS if floor and within(inner, {floor})]
+    return max(found, key=len, default="")
+
+
+def part_of(name: str) -> str:
+    """What a module may import freely: its engine, or its floor."""
+    parts = name.split(".")
+    return ".".join(parts[:3] if parts[1] == "engines" else parts[:2])
+
+
+def within(name: str, allowed: set[str]) -> bool:
+    return any(name == floor or name.startswith(f"{floor}.") for floor in allowed)
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -47,15 +101,16 @@ def is_type_checking(node: ast.AST) -> bool:
 
 
 def imports(node: ast.AST, *, inside_functions: bool, for_types: bool) -> set[str]:
-    """The modules that a piece of code imports; `from a import b` counts as `a` and `a.b`."""
+    """The modules that a piece of code imports; `from a import b` is `a.b` if that is a module."""
     found: set[str] = set()
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             found |= {alias.name for alias in child.names}
         elif isinstance(child, ast.ImportFrom):
             assert child.level == 0, "imports are absolute here"
-            found.add(child.module)
-            found |= {f"{child.module}.{alias.name}" for alias in child.names}
+            for alias in child.names:
+                inner = f"{child.module}.{alias.name}"
+                found.add(inner if inner in KNOWN else child.module)
         elif (for_types or not is_type_checking(child)) and (
             inside_functions or not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
         ):
@@ -63,8 +118,15 @@ def imports(node: ast.AST, *, inside_functions: bool, for_types: bool) -> set[st
     return found
 
 
-def within(name: str, allowed: set[str]) -> bool:
-    return any(name == floor or name.startswith(f"{floor}.") for floor in allowed)
+def loaded_by_name(tree: ast.Module) -> set[str]:
+    """Modules and packages that a string names where something loads them."""
+    loaders = {"files", "import_module", "find_spec", "__import__", "run_module"}
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in loaders:
+            words = [word.value for word in node.args if isinstance(word, ast.Constant)]
+            found |= {word for word in words if isinstance(word, str)}
+    return found
 
 
 def test_the_walk_sees_the_package():
@@ -72,30 +134,54 @@ def test_the_walk_sees_the_package():
         MODULES
     )
     assert "unisono.core.buffers" in imports(
-        tree_of("unisono.core.dispatch"), inside_functions=False, for_types=False
+        tree_of(MODULES["unisono.core.dispatch"]), inside_functions=False, for_types=False
     )
+    assert "unisono.engines" in loaded_by_name(tree_of(MODULES["unisono.engines.gaps"]))
+    assert floor_of("unisono.engines.hybrid.engine") == "engines.hybrid"
+    assert floor_of("unisono.engines.new.engine") == "engines"
+    assert floor_of("unisono") == ""
 
 
-@pytest.mark.parametrize("name", FLOOR_MODULES)
+def test_every_floor_is_there():
+    """A row of the table that no module stands on has gone stale."""
+    assert {floor_of(name) for name in MODULES} == set(FLOORS)
+
+
+@pytest.mark.parametrize("name", MODULES)
 def test_imports_point_down(name):
-    allowed = FLOORS[name.split(".")[1]]
-    found = imports(tree_of(name), inside_functions=True, for_types=True)
-    ours = {module for module in found if within(module, {"unisono"}) and module != "unisono"}
-    # `from unisono import errors` names a module of ours as well.
+    floor = floor_of(name)
+    allowed = {f"unisono.{other}" for other in FLOORS[floor] | {"errors"}}
+    allowed |= {part_of(name)} if floor else set()
+    tree = tree_of(MODULES[name])
+    found = imports(tree, inside_functions=True, for_types=True) | loaded_by_name(tree)
+    # A package that a module lies in is no import: what is taken out of it is data.
+    ours = {
+        module for module in found if within(module, {"unisono"}) and not within(name, {module})
+    }
     assert {module for module in ours if not within(module, allowed)} == set()
 
 
-@pytest.mark.parametrize("name", FLOOR_MODULES)
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("unisono.tools.")])
+def test_commands_do_not_import_each_other(name):
+    commands = {f"unisono.tools.{path.name}" for path in (ROOT / "tools").iterdir()} & {
+        other for other, path in MODULES.items() if path.name == "__init__.py"
+    }
+    others = commands - {".".join(name.split(".")[:3])}
+    found = imports(tree_of(MODULES[name]), inside_functions=True, for_types=True)
+    assert {module for module in found if within(module, others)} == set()
+
+
+@pytest.mark.parametrize("name", MODULES)
 def test_frameworks_are_imported_late_or_never(name):
-    floor = name.split(".")[1]
-    # Engines import their framework when they run, the core and the faces not even then.
-    late = floor == "engines"
-    found = imports(tree_of(name), inside_functions=not late, for_types=False)
+    # Engines and commands import a framework when they run, all others not even then.
+    floor = floor_of(name).partition(".")[0]
+    late = floor in ("engines", "tools")
+    found = imports(tree_of(MODULES[name]), inside_functions=not late, for_types=False)
     allowed = {floor} if within(name, PLUGS) else set()
     assert {module.partition(".")[0] for module in found} & FRAMEWORKS <= allowed
 
 
-LIGHT = [name for name in MODULES if name == "unisono" or name.split(".")[1] in FLOORS]
+LIGHT = [name for name in MODULES if floor_of(name) not in ("tools", "__main__")]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +193,7 @@ LIGHT = [name for name in MODULES if name == "unisono" or name.split(".")[1] in 
             {*HEAVY, "numpy", "ml_dtypes", "unisono.core.groups"},
         ),
     ],
-    ids=["core, engines and faces", "what everyone's pytest loads"],
+    ids=["all but commands", "what everyone's pytest loads"],
 )
 def test_imports_are_light(modules, unwanted):
     code = f"""
@@ -119,6 +205,50 @@ for name in {modules!r}:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+# ---- sizes and names -----------------------------------------------------------------------------
+
+
+def test_few_modules_stand_at_the_top():
+    modules = sorted(path.name for path in ROOT.glob("*.py"))
+    assert len(modules) <= MOST_MODULES, modules
+
+
+def test_no_folder_is_crowded():
+    folders = [ROOT, *(path for path in ROOT.rglob("*") if path.is_dir())]
+    for folder in folders:
+        files = [path for path in folder.iterdir() if path.is_file() and path.suffix != ".so"]
+        assert folder.name == "__pycache__" or len(files) <= MOST_FILES, (folder, len(files))
+
+
+def test_no_two_classes_have_one_name():
+    places = defaultdict(list)
+    for name, path in MODULES.items():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(name)
+    twice = {word: names for word, names in places.items() if len(names) > 1}
+    assert {word: names for word, names in twice.items() if word not in BORROWED} == {}
+    assert set(BORROWED) <= set(twice), "these need no exception any more"
+
+
+# ---- tests ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TEST_MODULES)
+def test_tests_do_not_import_each_other(name):
+    """Shared code is in tests.helpers; a program among the tests has a package of its own."""
+    allowed = {"tests.helpers"}
+    if not within(name, {"tests.helpers"}):
+        allowed |= PROGRAMS
+    found = imports(tree_of(TEST_MODULES[name]), inside_functions=True, for_types=True)
+    ours = {module for module in found if within(module, {"tests"})} & set(TEST_MODULES) - {"tests"}
+    assert {module for module in ours if not within(module, allowed)} == set()
+    assert not {module for module in ours if module.rpartition(".")[2].startswith("test_")}
+
+
+# ---- what modules say of themselves --------------------------------------------------------------
 
 
 def public_names(tree: ast.Module) -> set[str]:
@@ -143,7 +273,7 @@ def declared_names(tree: ast.Module) -> list[str]:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_all_is_exact(name):
-    tree = tree_of(name)
+    tree = tree_of(MODULES[name])
     declared = declared_names(tree)
     assert len(set(declared)) == len(declared)
     missing = public_names(tree) - set(declared)
@@ -155,7 +285,7 @@ def test_all_is_exact(name):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_public_things_have_docstrings(name):
-    tree = tree_of(name)
+    tree = tree_of(MODULES[name])
     if tree.body:
         assert ast.get_docstring(tree), f"{name} does not say what it is for"
     module = importlib.import_module(name)
@@ -169,7 +299,7 @@ def test_public_things_have_docstrings(name):
                 described = inspect.isfunction(member) or isinstance(
                     member, property | classmethod | staticmethod
                 )
-                # A method that overrides another may leave the words to the one above it.
+                # A method that overrides another may leave the description to that one.
                 if described and key[0] != "_" and not inspect.getdoc(getattr(thing, key)):
                     bare.append(f"{word}.{key}")
     assert not bare

@@ -117,7 +117,7 @@ def test_elements_that_share_memory_can_be_read_only(tensor):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "word"),
+    ("dtype", "text"),
     [
         (object, "object"),
         ([("a", "f4"), ("b", "i4")], "a"),
@@ -129,10 +129,10 @@ def test_elements_that_share_memory_can_be_read_only(tensor):
     ],
     ids=["object", "structured", "byte-swapped", "text", "time", "longdouble", "int4"],
 )
-def test_numpy_dtypes_that_cannot_be_moved(dtype, word):
+def test_numpy_dtypes_that_cannot_be_moved(dtype, text):
     with pytest.raises(ArgumentTypeError, match="cannot be moved; use one of bool, int8") as caught:
         view(np.zeros(3, dtype))
-    assert word in str(caught.value)
+    assert text in str(caught.value)
 
 
 def test_buffer_keeps_its_memory_alive():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import cases
-from tests.helpers.cases import Play
+from tests.helpers.cases import Case
 from unisono.core import buffers, dispatch, groups
 from unisono.core.dtypes import ReduceOp
 from unisono.core.groups import Group
@@ -54,16 +54,16 @@ class Bad:
     """
 
     error: type[UnisonoError]
-    words: tuple[str, ...]
+    texts: tuple[str, ...]
     verb: str
     arguments: Callable[[int], tuple] = field(repr=False)
 
 
 BAD = {
-    "operator is a word": Bad(
+    "operator is a string": Bad(
         ArgumentTypeError, ("ReduceOp", "'sum'"), "all_reduce", lambda r: (flat(4), flat(4), "sum")
     ),
-    "operator of a reduce is a word": Bad(
+    "operator of a reduce is a string": Bad(
         ArgumentTypeError, ("ReduceOp",), "reduce", lambda r: (flat(4), flat(4), "sum", 0)
     ),
     "bitwise operator on floats": Bad(
@@ -149,7 +149,7 @@ BAD = {
     "root negative": Bad(
         ArgumentError, ("root -1",), "gather", lambda r: (flat(4), flat(8), -1, None)
     ),
-    "root is a word": Bad(
+    "root is a string": Bad(
         ArgumentTypeError, ("root", "'0'"), "scatter", lambda r: (flat(4), flat(2), "0", None)
     ),
     "peer too large": Bad(ArgumentError, ("peer 2",), "send", lambda r: (flat(4), 2, 0)),
@@ -178,7 +178,7 @@ def attempt(group: Group, name: str, blocking: bool) -> UnisonoError:
     for now, then in zip(arguments, before, strict=True):
         if isinstance(now, np.ndarray):
             np.testing.assert_array_equal(now.astype("c16"), then.astype("c16"))
-    cases.run(group, Play("all_reduce", "float32", 57))
+    cases.run(group, Case("all_reduce", "float32", 57))
     return error
 
 
@@ -188,8 +188,8 @@ def test_bad_call(world, name, blocking):
     bad = BAD[name]
     for rank, error in enumerate(world(2, attempt, name, blocking)):
         assert type(error) is bad.error, repr(error)
-        for word in bad.words:
-            assert word in str(error), f"{word!r} is not in: {error}"
+        for text in bad.texts:
+            assert text in str(error), f"{text!r} is not in: {error}"
         (where,) = error.__notes__
         assert f"in {bad.verb} " in where
         assert "group 'world'" in where
@@ -209,9 +209,9 @@ def outsider(group: Group) -> UnisonoError | None:
         with pytest.raises(NotReady, match="pair"):
             pair.split([0])
     else:
-        cases.run(pair, Play("all_reduce", "float32", 5))
+        cases.run(pair, Case("all_reduce", "float32", 5))
     pair.close()
-    cases.run(group, Play("all_reduce", "float32", 5))
+    cases.run(group, Case("all_reduce", "float32", 5))
     return error
 
 
@@ -224,7 +224,7 @@ def test_call_by_a_rank_that_is_not_in_the_group(world):
 
 def closed(group: Group) -> list[UnisonoError]:
     child = group.split(range(group.size), name="child")
-    cases.run(child, Play("all_reduce", "float32", 5))
+    cases.run(child, Case("all_reduce", "float32", 5))
     dispatch.barrier(group)
     child.close()
     child.close()  # twice is allowed
@@ -233,7 +233,7 @@ def closed(group: Group) -> list[UnisonoError]:
         with pytest.raises(NotReady) as caught:
             dispatch.barrier(child, blocking=blocking)
         errors.append(caught.value)
-    cases.run(group, Play("all_reduce", "float32", 5))
+    cases.run(group, Case("all_reduce", "float32", 5))
     return errors
 
 

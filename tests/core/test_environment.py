@@ -100,7 +100,7 @@ def test_order_of_launchers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "words"),
+    ("environ", "texts"),
     [
         ({"RANK": "1"}, ["RANK is '1'", "WORLD_SIZE is not set"]),
         ({"WORLD_SIZE": "2"}, ["WORLD_SIZE is '2'", "RANK is not set"]),
@@ -122,11 +122,11 @@ def test_order_of_launchers() -> None:
         ({**SLURM, "SLURM_NODEID": "4"}, ["SLURM_NODEID is 4"]),
     ],
 )
-def test_wrong_variables_are_named(environ: dict[str, str], words: list[str]) -> None:
+def test_wrong_variables_are_named(environ: dict[str, str], texts: list[str]) -> None:
     with pytest.raises(LaunchError) as caught:
         environment.find(environ)
-    for word in words:
-        assert word in str(caught.value)
+    for text in texts:
+        assert text in str(caught.value)
 
 
 def test_secret() -> None:
@@ -218,11 +218,12 @@ def places(directory: Path) -> list[list[object]]:
 
 def start(command: list[str], directory: Path) -> list[list[object]]:
     directory.mkdir()
-    done = subprocess.run([*command, str(directory)], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([*command, str(directory)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return places(directory)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(find_spec("torch") is None, reason="torchrun comes with torch")
 def test_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
@@ -265,7 +266,7 @@ def identity(*prefix: str) -> str:
 
 def test_processes_of_one_host_agree_on_it():
     assert identity() == rendezvous.identity() + "\n"
-    assert not re.search(r"\s", rendezvous.identity())  # it is a word among others
+    assert not re.search(r"\s", rendezvous.identity())  # it stands between spaces
 
 
 @pytest.mark.parametrize("space", ["--net", "--pid"])

@@ -18,6 +18,7 @@ import pytest
 from tests.helpers.jobs import Ranks, state_of
 from tests.helpers.paths import ROOT
 from tests.helpers.processes import wait_until
+from tests.helpers.thorough import essential
 from unisono import _native, spawn
 from unisono.core import buffers, dispatch, groups
 from unisono.core.dtypes import ReduceOp
@@ -109,7 +110,7 @@ def call():
 }
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("face", essential(1, FACES))
 def test_mismatch_names_the_lines(face: str, tmp_path: Path, traces: Path) -> None:
     end = """
 try:
@@ -137,18 +138,18 @@ os._exit(0)
 # ---- ranks that are missing ----------------------------------------------------------------------
 
 LATE = """
-world = groups.init("shm", 1.0)
+world = groups.init("shm", 600)
 reduce(world, 77)
 say(joined=True)
 hear()
 if rank == 2:
     hear()
     sys.exit()
-say(**fault(lambda: reduce(world)))  # waits
+say(**fault(lambda: reduce(world, timeout=1.0)))  # waits
 """
 
 
-@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "elsewhere"])
+@pytest.mark.parametrize("stopped", essential(1, [True, False]), ids=["stopped", "elsewhere"])
 def test_timeout_tells_what_each_did(stopped: bool, tmp_path: Path, traces: Path) -> None:
     with Ranks(3, script(tmp_path, LATE), UNISONO_TRACE=str(traces)) as ranks:
         for rank in range(3):
@@ -205,7 +206,7 @@ say(**fault(lambda: reduce(world)))
 
 def test_message_that_does_not_come(tmp_path: Path, traces: Path) -> None:
     text = """
-world = groups.init("shm", 1.0)
+world = groups.init("shm", 600)
 if rank == 1:
     reduced = groups.world().split([1])
     reduce(reduced)
@@ -213,7 +214,7 @@ if rank == 1:
     hear()
     sys.exit()
 hear()
-say(**fault(lambda: recv(world, 1)))
+say(**fault(lambda: recv(world, 1, timeout=1.0)))
 """
     with Ranks(2, script(tmp_path, text), UNISONO_TRACE=str(traces)) as ranks:
         ranks[1].read()

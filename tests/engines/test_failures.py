@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from tests.helpers import cases
-from tests.helpers.cases import Play
+from tests.helpers.cases import Case
+from tests.helpers.thorough import essential
 from unisono.core import buffers, dispatch
 from unisono.core.dtypes import ReduceOp
 from unisono.core.groups import Group
@@ -30,10 +31,12 @@ def fault(action: Callable[[], object]) -> UnisonoError:
     raise AssertionError("no error although the call cannot be right")
 
 
-def call(group: Group, blocking: bool, verb: str, *arguments: object) -> None:
+def call(
+    group: Group, blocking: bool, verb: str, *arguments: object, timeout: float | None = None
+) -> None:
     """One call, waited for; arrays are viewed."""
     viewed = [buffers.view(a) if isinstance(a, np.ndarray) else a for a in arguments]
-    getattr(dispatch, verb)(group, *viewed, blocking=blocking).wait()
+    getattr(dispatch, verb)(group, *viewed, blocking=blocking, timeout=timeout).wait()
 
 
 def note(error: BaseException) -> str:
@@ -145,19 +148,19 @@ def disagree(group: Group, name: str, blocking: bool) -> UnisonoError:
     chosen = theirs if group.rank == 1 else ours
     error = fault(lambda: call(group, blocking, *chosen))
     for salt, verb in enumerate(cases.MOVES + cases.REDUCTIONS):
-        cases.run(group, Play(verb, "float32", 101, salt=salt))  # the group works as before
+        cases.run(group, Case(verb, "float32", 101, salt=salt))  # the group works as before
     return error
 
 
-@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asynchronous"])
+@pytest.mark.parametrize("blocking", essential(1, [True, False]), ids=["blocking", "asynchronous"])
 @pytest.mark.parametrize("name", MISMATCHES)
 @pytest.mark.needs("mismatch")
 def test_mismatch_is_told_to_every_rank(world, name, blocking):
-    ours, theirs, words = MISMATCHES[name]
+    ours, theirs, texts = MISMATCHES[name]
     for rank, error in enumerate(world(3, disagree, name, blocking)):
         assert type(error) is MismatchError, f"rank {rank}: {error!r}"
-        for word in words:
-            assert word in str(error), f"rank {rank} does not show {word!r}: {error}"
+        for text in texts:
+            assert text in str(error), f"rank {rank} does not show {text!r}: {error}"
         verb = (theirs if rank == 1 else ours)[0]
         assert f"in {verb}" in note(error)
         assert f"rank {rank} of 3" in note(error)
@@ -173,12 +176,12 @@ def other_message(group: Group, sent: np.ndarray, wanted: np.ndarray) -> Unisono
     else:
         error = fault(lambda: call(group, True, "recv", wanted, 0, 0))
         assert not wanted.any(), "something was written"
-    cases.run(group, Play("all_reduce", "float32", 101))
+    cases.run(group, Case("all_reduce", "float32", 101))
     return error
 
 
 @pytest.mark.parametrize(
-    ("sent", "wanted", "words"),
+    ("sent", "wanted", "texts"),
     [
         (np.ones(10), np.zeros(11), ("10", "11")),
         (np.ones(11), np.zeros(10), ("10", "11")),
@@ -188,10 +191,10 @@ def other_message(group: Group, sent: np.ndarray, wanted: np.ndarray) -> Unisono
     ids=["too short", "too long", "dtype", "much too long"],
 )
 @pytest.mark.needs("mismatch")
-def test_message_that_does_not_fit(world, sent, wanted, words):
+def test_message_that_does_not_fit(world, sent, wanted, texts):
     error = world(2, other_message, sent, wanted)[1]
     assert type(error) is MismatchError
-    assert all(word in str(error) for word in words), str(error)
+    assert all(text in str(error) for text in texts), str(error)
     assert "in recv" in note(error)
     assert "rank 1 of 2" in note(error)
 
@@ -201,15 +204,16 @@ def test_message_that_does_not_fit(world, sent, wanted, words):
 
 def absent(group: Group, blocking: bool) -> UnisonoError:
     """Ranks 0 and 1 wait for rank 2, which comes when they have given up."""
+    dispatch.barrier(group)
     if group.rank == 2:
         time.sleep(3.0)
     array = np.zeros(10)
-    return fault(lambda: call(group, blocking, "all_reduce", array, array, SUM))
+    return fault(lambda: call(group, blocking, "all_reduce", array, array, SUM, timeout=1.0))
 
 
-@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asynchronous"])
+@pytest.mark.parametrize("blocking", essential(1, [True, False]), ids=["blocking", "asynchronous"])
 def test_rank_that_does_not_come(world, blocking):
-    *waited, late = world(3, absent, blocking, timeout=1.0)
+    *waited, late = world(3, absent, blocking, of_its_own=True)
     for rank, error in enumerate(waited):
         assert type(error) is CommTimeout, repr(error)
         assert "rank 2" in str(error)
@@ -222,11 +226,11 @@ def test_rank_that_does_not_come(world, blocking):
 def no_message(group: Group) -> UnisonoError | None:
     if group.rank == 1:
         return None
-    return fault(lambda: call(group, True, "recv", np.zeros(3), 1, 0))
+    return fault(lambda: call(group, True, "recv", np.zeros(3), 1, 0, timeout=1.0))
 
 
 def test_message_that_does_not_come(world):
-    error = world(2, no_message, timeout=1.0)[0]
+    error = world(2, no_message, of_its_own=True)[0]
     assert type(error) is CommTimeout
     assert "rank 1" in str(error)
     assert "in recv" in note(error)
@@ -249,12 +253,12 @@ def leave(group: Group, pause: float, verb: str) -> UnisonoError | None:
     # Nobody else leaves before all have their error, or they would be told of the wrong rank.
     dispatch.barrier(group)
     child.close()
-    cases.run(group, Play("all_reduce", "float32", 101))
+    cases.run(group, Case("all_reduce", "float32", 101))
     return error
 
 
 @pytest.mark.parametrize("verb", ["all_reduce", "recv"])
-@pytest.mark.parametrize("pause", [0.0, 0.3], ids=["at once", "while they wait"])
+@pytest.mark.parametrize("pause", [0.0, 0.3], ids=["before they wait", "while they wait"])
 def test_rank_that_closes_its_group(world, pause, verb):
     *waited, _ = world(3, leave, pause, verb)
     for rank, error in enumerate(waited):
@@ -266,8 +270,8 @@ def test_rank_that_closes_its_group(world, pause, verb):
 
 
 def die(group: Group, folder: Path) -> None:
-    """Rank 1 ends without a word; what the others are told is written down, for their pool dies."""
-    cases.run(group, Play("all_reduce", "float32", 101))
+    """Rank 1 ends abruptly; the others write down their error, because their pool ends too."""
+    cases.run(group, Case("all_reduce", "float32", 101))
     if group.rank == 1:
         os._exit(7)
     start = time.monotonic()
@@ -280,9 +284,9 @@ def die(group: Group, folder: Path) -> None:
 @pytest.mark.needs("lost rank")
 def test_rank_that_dies(world, engine, tmp_path):
     if engine == "threads":
-        pytest.skip("a thread cannot die without a word")
+        pytest.skip("a thread cannot end abruptly")
     with pytest.raises(RuntimeError, match="rank 1 of 3 died with exit code 7"):
-        world(3, die, tmp_path, timeout=30.0)
+        world(3, die, tmp_path, of_its_own=True)
     for rank in (0, 2):
         kind, lost, soon, text = (tmp_path / str(rank)).read_text().split("\n", 3)
         assert (kind, lost, soon) == ("PeerLost", "(1,)", "True"), text

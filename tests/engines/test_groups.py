@@ -1,4 +1,4 @@
-"""The conformance suite, part 2: subgroups, one after the other, at once and from threads."""
+"""The conformance suite, part 2: subgroups, one after the other, side by side and from threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import threading
 
 from tests.helpers import cases
-from tests.helpers.cases import Play
+from tests.helpers.cases import Case
 from unisono.core.dtypes import ReduceOp
 from unisono.core.groups import Group
 
@@ -29,10 +29,10 @@ def every_verb(group: Group, salt: int) -> None:
     if group.rank < 0:
         return
     for index, verb in enumerate(VERBS):
-        cases.run(group, Play(verb, "int64", 53, root=(salt + index) % group.size, salt=salt))
+        cases.run(group, Case(verb, "int64", 53, root=(salt + index) % group.size, salt=salt))
 
 
-def play_on_groups(group: Group, memberships: list[list[int]]) -> list[tuple[int, int]]:
+def run_on_groups(group: Group, memberships: list[list[int]]) -> list[tuple[int, int]]:
     children = split_all(group, memberships)
     for salt, child in enumerate(children):
         every_verb(child, salt)
@@ -45,7 +45,7 @@ def play_on_groups(group: Group, memberships: list[list[int]]) -> list[tuple[int
 
 def test_random_subgroups(world, ranks):
     memberships = draw_memberships(7 * ranks, ranks, 8)
-    found = world(ranks, play_on_groups, memberships)
+    found = world(ranks, run_on_groups, memberships)
     for rank in range(ranks):
         for members, place in zip(memberships, found[rank], strict=True):
             expected = members.index(rank) if rank in members else -1
@@ -54,7 +54,7 @@ def test_random_subgroups(world, ranks):
 
 def test_reversed_ranks_and_a_copy_of_the_world(world, ranks):
     whole = list(range(ranks))
-    world(ranks, play_on_groups, [whole[::-1], whole, whole, whole[::-1]])
+    world(ranks, run_on_groups, [whole[::-1], whole, whole, whole[::-1]])
 
 
 def nested(group: Group) -> tuple[int, tuple[int, ...]]:
@@ -78,7 +78,7 @@ def interleaved(group: Group, memberships: list[list[int]]) -> None:
     """Calls of several groups are under way together; each group keeps its own order."""
     children = [child for child in split_all(group, memberships) if child.rank >= 0]
     running = [
-        cases.start(child, Play(verb, "float32", 300, salt=salt), blocking=False)
+        cases.start(child, Case(verb, "float32", 300, salt=salt), blocking=False)
         for salt, verb in enumerate(VERBS)
         for child in (*children, group)
     ]
@@ -89,7 +89,7 @@ def interleaved(group: Group, memberships: list[list[int]]) -> None:
         child.close()
 
 
-def test_several_groups_at_once(world):
+def test_several_groups_side_by_side(world):
     world(4, interleaved, [[0, 1], [2, 3], [1, 2], [3, 0, 1], [2, 1, 0, 3]])
 
 
@@ -102,7 +102,7 @@ def threaded(group: Group, memberships: list[list[int]]) -> None:
         try:
             for turn in range(4):
                 every_verb(child, salt + turn)
-                cases.run(child, Play("all_reduce", "bfloat16", 70001, ReduceOp.AVG, salt=turn))
+                cases.run(child, Case("all_reduce", "bfloat16", 70001, ReduceOp.AVG, salt=turn))
         except BaseException as error:
             failures.append(error)
 
@@ -130,7 +130,7 @@ def many_groups(group: Group, number: int) -> None:
     """Groups that come and go leave nothing behind that would run out."""
     for salt in range(number):
         with contextlib.closing(group.split(range(group.size))) as child:
-            cases.run(child, Play("all_reduce", "int32", 17, salt=salt))
+            cases.run(child, Case("all_reduce", "int32", 17, salt=salt))
 
 
 def test_groups_come_and_go(world):

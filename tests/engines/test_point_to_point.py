@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import oracle
+from tests.helpers.thorough import essential
 from unisono.core import buffers, dispatch
 from unisono.core.engine import Work
 from unisono.core.groups import Group
@@ -59,7 +60,7 @@ def test_every_dtype_in_a_circle(world):
     world(3, circles, list(oracle.MOVABLE), [0, 1, 1009])
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("size", essential(1, [2, 4, 8]))
 def test_sizes_in_a_circle(world, size):
     world(size, circles, ["float32", "bool"], [0, 1, 1009, CHUNK // 4 + 1, 2 << 20])
 
@@ -142,7 +143,7 @@ def test_source_is_told_even_if_it_was_named(world):
 
 
 def both_ways(group: Group, count: int) -> None:
-    """All pairs exchange large messages at once; nobody may wait for the other to go first."""
+    """All pairs exchange large messages together; none may wait for the other to go first."""
     works, pairs = [], []
     for other in range(group.size):
         wanted = message("float32", other, group.rank, count)
@@ -158,7 +159,7 @@ def both_ways(group: Group, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, CHUNK // 4 + 1, 1 << 20])
-def test_large_messages_both_ways_at_once(world, count):
+def test_large_messages_both_ways(world, count):
     world(3, both_ways, count)
 
 

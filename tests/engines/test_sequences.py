@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import cases, oracle
-from tests.helpers.cases import Play
+from tests.helpers.cases import Case
 from unisono.core.groups import Group
 
 LARGEST = 4
@@ -17,10 +17,10 @@ COUNTS = [0, 1, 2, 13, 1009, 66000]  # the last is over the chunk size for 4 byt
 
 @dataclass(frozen=True)
 class Step:
-    """One call on one of the groups: waited for at once, or after all others have started."""
+    """One call on one of the groups: waited for immediately, or after all others have started."""
 
     group: int
-    play: Play
+    case: Case
     blocking: bool
 
 
@@ -45,10 +45,10 @@ def sequences(draw: st.DrawFn) -> Sequence:
 
 
 @st.composite
-def calls(draw: st.DrawFn) -> Play:
+def calls(draw: st.DrawFn) -> Case:
     verb = draw(st.sampled_from([*cases.MOVES, *cases.REDUCTIONS, "barrier"]))
     dtype = draw(st.sampled_from(oracle.REDUCIBLE if verb in cases.REDUCTIONS else oracle.MOVABLE))
-    play = Play(
+    case = Case(
         verb,
         dtype,
         draw(st.sampled_from(COUNTS)),
@@ -57,18 +57,18 @@ def calls(draw: st.DrawFn) -> Play:
         salt=draw(st.integers(0, 50)),
     )
     if verb in cases.REDUCTIONS:
-        play = replace(play, op=draw(st.sampled_from(oracle.operators(dtype))))
+        case = replace(case, op=draw(st.sampled_from(oracle.operators(dtype))))
     if verb in cases.COUNTED and draw(st.booleans()):
         counts = tuple(draw(st.sampled_from(COUNTS)) for _ in range(LARGEST))
         # Uneven parts of all_to_all have no common place for what goes and what comes.
-        play = replace(play, counts=counts, in_place=play.in_place and verb != "all_to_all")
-    return play
+        case = replace(case, counts=counts, in_place=case.in_place and verb != "all_to_all")
+    return case
 
 
-def fitted(play: Play, size: int) -> Play:
+def fitted(case: Case, size: int) -> Case:
     """The same call for a group that may be smaller than the largest."""
-    counts = None if play.counts is None else play.counts[:size]
-    return replace(play, root=play.root % size, counts=counts)
+    counts = None if case.counts is None else case.counts[:size]
+    return replace(case, root=case.root % size, counts=counts)
 
 
 def perform(group: Group, sequence: Sequence) -> int:
@@ -80,7 +80,7 @@ def perform(group: Group, sequence: Sequence) -> int:
         target = every[step.group]
         if target.rank < 0:
             continue
-        each = cases.start(target, fitted(step.play, target.size), step.blocking)
+        each = cases.start(target, fitted(step.case, target.size), step.blocking)
         done += 1
         if step.blocking:
             each.check()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import cases, oracle
-from tests.helpers.cases import Play
+from tests.helpers.cases import Case
 from unisono.core import buffers, dispatch
 from unisono.core.dtypes import ReduceOp
 from unisono.core.groups import Group
@@ -24,9 +24,9 @@ BIG = 8 << 20
 MIXED = (("float32", ReduceOp.SUM), ("bfloat16", ReduceOp.SUM), ("int64", ReduceOp.MAX))
 
 
-def play_all(group: Group, combinations: list[Play]) -> None:
-    for play in combinations:
-        cases.run(group, play)
+def run_all(group: Group, combinations: list[Case]) -> None:
+    for case in combinations:
+        cases.run(group, case)
 
 
 def elements(dtype: str, nbytes: int) -> int:
@@ -35,55 +35,55 @@ def elements(dtype: str, nbytes: int) -> int:
 
 def test_all_reduce_has_every_dtype_and_operator(world, ranks):
     combinations = [
-        Play("all_reduce", dtype, count, op, in_place=count == 1, salt=index)
+        Case("all_reduce", dtype, count, op, in_place=count == 1, salt=index)
         for dtype in oracle.REDUCIBLE
         for index, op in enumerate(oracle.operators(dtype))
         for count in (0, 1, PRIME)
     ]
-    world(ranks, play_all, combinations)
+    world(ranks, run_all, combinations)
 
 
 @pytest.mark.parametrize("verb", ["reduce", "reduce_scatter"])
 def test_reductions_have_every_dtype_and_operator(world, ranks, verb):
     combinations = [
-        Play(verb, dtype, count, op, root=index % ranks, in_place=index % 2 == 0, salt=index)
+        Case(verb, dtype, count, op, root=index % ranks, in_place=index % 2 == 0, salt=index)
         for dtype in oracle.REDUCIBLE
         for index, op in enumerate(oracle.operators(dtype))
         for count in (1, 131)
     ]
-    world(ranks, play_all, combinations)
+    world(ranks, run_all, combinations)
 
 
 @pytest.mark.parametrize("verb", cases.MOVES)
 def test_moves_have_every_dtype(world, ranks, verb):
     combinations = [
-        Play(verb, dtype, count, root=index % ranks, in_place=in_place, salt=index)
+        Case(verb, dtype, count, root=index % ranks, in_place=in_place, salt=index)
         for index, dtype in enumerate(oracle.MOVABLE)
         for count in (0, 1, PRIME)
         for in_place in (False, True)
     ]
-    world(ranks, play_all, combinations)
+    world(ranks, run_all, combinations)
 
 
 @pytest.mark.parametrize("verb", cases.ROOTED)
 def test_every_root(world, ranks, verb):
     combinations = [
-        Play(verb, "int32", count, root=root, in_place=in_place, salt=root)
+        Case(verb, "int32", count, root=root, in_place=in_place, salt=root)
         for root in range(ranks)
         for count in (0, 1, PRIME)
         for in_place in (False, True)
     ]
-    world(ranks, play_all, combinations)
+    world(ranks, run_all, combinations)
 
 
 @pytest.mark.parametrize("verb", cases.MOVES + cases.REDUCTIONS)
 def test_one_element_above_the_chunk(world, ranks, verb):
     combinations = [
-        Play(verb, dtype, elements(dtype, CHUNK) + 1, op, root=ranks - 1, in_place=in_place)
+        Case(verb, dtype, elements(dtype, CHUNK) + 1, op, root=ranks - 1, in_place=in_place)
         for dtype, op in MIXED
         for in_place in (False, True)
     ]
-    world(ranks, play_all, combinations)
+    world(ranks, run_all, combinations)
 
 
 @pytest.mark.parametrize("verb", cases.MOVES + cases.REDUCTIONS)
@@ -91,8 +91,8 @@ def test_eight_mebibytes(world, ranks, verb):
     dtype, op = MIXED[ranks % len(MIXED)]
     whole = elements(dtype, BIG)
     count = whole if verb in ("broadcast", "reduce", "all_reduce") else whole // ranks + 1
-    combinations = [Play(verb, dtype, count, op, in_place=in_place) for in_place in (False, True)]
-    world(ranks, play_all, combinations)
+    combinations = [Case(verb, dtype, count, op, in_place=in_place) for in_place in (False, True)]
+    world(ranks, run_all, combinations)
 
 
 @pytest.mark.parametrize("verb", cases.COUNTED)
@@ -106,8 +106,8 @@ def test_uneven_counts(world, ranks, verb):
         # What an odd number of ranks send to each other adds up to what each of them receives.
         in_place = salt % 2 == 1 and (verb != "all_to_all" or ranks % 2 == 1)
         root = draw.randrange(ranks)
-        combinations.append(Play(verb, dtype, 0, op, root, tuple(counts), in_place, salt))
-    world(ranks, play_all, combinations)
+        combinations.append(Case(verb, dtype, 0, op, root, tuple(counts), in_place, salt))
+    world(ranks, run_all, combinations)
 
 
 def barrier_order(group: Group, board: int) -> bool:

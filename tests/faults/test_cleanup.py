@@ -7,16 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.jobs import Ranks, nothing_new_is_left
+from tests.helpers.jobs import Ranks
+from tests.helpers.leftovers import Leftovers
 from tests.helpers.paths import with_tests
-from tests.helpers.processes import DEADLINE, is_running, pids_of, wait_until
-
-pytestmark = pytest.mark.alone
+from tests.helpers.processes import DEADLINE, pids_of, wait_until
 
 UNISONO = [sys.executable, "-c", "import sys; from unisono.cli import main; sys.exit(main())"]
 
@@ -29,94 +28,110 @@ while True:
 """
 
 
+Start = Callable[[int, str], subprocess.Popen[str]]
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start a script with `unisono run`; its temporary files would come into their own folder."""
+def leftovers(tmp_path: Path) -> Leftovers:
+    """What the programs of the test leave, in temporary files of their own among others."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
+    return Leftovers(temporary)
+
+
+@pytest.fixture
+def start(tmp_path: Path, leftovers: Leftovers) -> Iterator[Start]:
+    """`start(n, body)` starts a script with `unisono run`, which ends with the test."""
+    jobs: list[subprocess.Popen[str]] = []
 
     def begin(n: int, body: str) -> subprocess.Popen[str]:
         script = tmp_path / "script.py"
         script.write_text(body)
-        return subprocess.Popen(
+        variables = {"PYTHONPATH": with_tests(), "PYTHONDONTWRITEBYTECODE": "1"}
+        job = subprocess.Popen(
             [*UNISONO, "run", "-n", str(n), str(script)],
-            env={
-                **os.environ,
-                "TMPDIR": str(temporary),
-                "PYTHONPATH": with_tests(),
-                "PYTHONDONTWRITEBYTECODE": "1",
-            },
+            env={**os.environ, **variables, **leftovers.variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+        jobs.append(job)
+        return job
 
-    return begin
+    yield begin
+    for job in jobs:
+        job.kill()
+        job.communicate(timeout=DEADLINE)
 
 
-def check_gone(pids: list[int], tmp_path: Path, check: Callable[[], None]) -> None:
-    wait_until(lambda: not any(map(is_running, pids)))
-    check()
-    assert list((tmp_path / "temporary").iterdir()) == []
-
-
-def test_run_with_a_killed_rank(
-    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
-    check = nothing_new_is_left()
-    job = start(3, LOOP)
+def wait_for_ranks(job: subprocess.Popen[str], leftovers: Leftovers) -> list[int]:
+    """The process ids of three ranks, once all of them run."""
     pids = pids_of(job, 3)
+    assert {job.pid, *pids} <= set(leftovers.processes()), "the check does not see them"
+    return pids
+
+
+def test_leftovers_are_seen(leftovers: Leftovers) -> None:
+    """The check itself: it sees a process and a process of that one, and nothing of others."""
+    program = "sleep 600 & echo ready; wait"
+    with subprocess.Popen(
+        ["sh", "-c", program], env={**os.environ, **leftovers.variables}, stdout=subprocess.PIPE
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == b"ready\n"
+        wait_until(lambda: len(leftovers.processes()) == 2)
+        assert job.pid in leftovers.processes() and os.getpid() not in leftovers.processes()
+        for pid in leftovers.processes():
+            os.kill(pid, signal.SIGKILL)
+    leftovers.check()
+
+
+def test_run_with_a_killed_rank(start: Start, leftovers: Leftovers) -> None:
+    job = start(3, LOOP)
+    pids = wait_for_ranks(job, leftovers)
     os.kill(pids[1], signal.SIGKILL)
     _, err = job.communicate(timeout=DEADLINE)
     assert job.returncode == 137
     assert "failed: killed by SIGKILL" in err
-    check_gone(pids, tmp_path, check)
+    leftovers.check()
 
 
-def test_run_with_a_rank_that_raises(
-    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
-    check = nothing_new_is_left()
+def test_run_with_a_rank_that_raises(start: Start, leftovers: Leftovers) -> None:
     body = LOOP.replace("while True:", "while rank != 1 or reduce(world, 10_000) != 6:")
     job = start(3, body + "raise ValueError('the cause')\n")
-    pids = pids_of(job, 3)
+    pids_of(job, 3)
     _, err = job.communicate(timeout=DEADLINE)
     assert job.returncode == 1
     report = err[err.index("unisono: rank 1 of 3 failed: exit code 1") :]
     assert report.endswith("ValueError: the cause\n")
-    check_gone(pids, tmp_path, check)
+    leftovers.check()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_run_with_an_ended_launcher(
-    start: Callable[..., subprocess.Popen[str]], tmp_path: Path, number: signal.Signals
+    start: Start, leftovers: Leftovers, number: signal.Signals
 ) -> None:
-    check = nothing_new_is_left()
     job = start(3, LOOP)
-    pids = pids_of(job, 3)
+    wait_for_ranks(job, leftovers)
     job.send_signal(number)
     job.communicate(timeout=DEADLINE)
     assert job.returncode == (-number if number == signal.SIGKILL else 128 + number)
-    check_gone(pids, tmp_path, check)
+    leftovers.check()
 
 
-def test_launcher_killed_while_the_job_starts(
-    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
-    check = nothing_new_is_left()
+def test_launcher_killed_while_the_job_starts(start: Start, leftovers: Leftovers) -> None:
     body = 'import os, time\nprint("ready", os.getpid(), flush=True)\n'
     body += 'if os.environ["RANK"] == "2": time.sleep(600)\n'
     job = start(3, body + LOOP)
-    pids = pids_of(job, 3)
+    wait_for_ranks(job, leftovers)
     time.sleep(0.5)
     job.kill()
     job.communicate(timeout=DEADLINE)
-    check_gone(pids, tmp_path, check)
+    leftovers.check()
 
 
 @pytest.mark.parametrize("count", [1, 1 << 20], ids=["8 B", "8 MiB"])
-def test_all_killed_in_a_collective(count: int) -> None:
-    check = nothing_new_is_left()
+def test_all_killed_in_a_collective(leftovers: Leftovers, count: int) -> None:
     body = f"""
 world = groups.init("shm", 600)
 group = world.split([0, 1])
@@ -125,21 +140,18 @@ while True:
     reduce(world, {count})
     reduce(group, {count})
 """
-    with Ranks(2, body) as ranks:
-        for rank in range(2):
-            ranks[rank].read()
+    with Ranks(2, body, **leftovers.variables) as ranks:
+        ranks.read_all()
         time.sleep(0.2)
         ranks.kill()
-        pids = [ranks[rank].pid for rank in range(2)]
-        wait_until(lambda: not any(map(is_running, pids)))
-    check()
+        leftovers.check()
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.1, 0.2, 0.4, 1.0])
-def test_all_killed_while_the_job_starts(pause: float) -> None:
-    check = nothing_new_is_left()
-    with Ranks(4, 'groups.init("shm", 600)', only=[0, 1, 2]) as ranks:
+def test_all_killed_while_the_job_starts(leftovers: Leftovers, pause: float) -> None:
+    body = 'groups.init("shm", 600)'
+    with Ranks(4, body, only=[0, 1, 2], **leftovers.variables) as ranks:
         time.sleep(pause)
         ranks.kill()
         assert [ranks[rank].end() for rank in range(3)] == [-signal.SIGKILL] * 3
-    check()
+        leftovers.check()

@@ -1,7 +1,7 @@
-"""The faults that befall jobs, as users of each face see them: who is told what, and how soon.
+"""The faults of jobs as users of each face see them: who is told what, and how soon.
 
 One program for the PyTorch face, the MindSpore face and the registered backend of torch; only the
-words of its calls differ. The core's own tests go into each fault more deeply.
+names of its calls differ. The core's own tests go into each fault more deeply.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.helpers.backend_cases import ForkedRanks, ForkServer
+from tests.helpers.processes import DEADLINE
+from tests.helpers.thorough import essential
 
 SOON = 10.0  # seconds; the ranks themselves would wait for ten minutes
 N = 3
 
-_PLACE = """
+_VARIABLES = """
 import hashlib
 import numpy as np
 os.environ["UNISONO_SIZE"] = os.environ["WORLD_SIZE"]
 os.environ["UNISONO_JOB"] = hashlib.sha256(os.environ["BACKEND_STORE"].encode()).hexdigest()
 """
 
-#: The same words in each dialect: enter, total, start (a handle), gather, copy and barrier.
+#: The same functions in each dialect: enter, total, start (a handle), gather, copy and leave.
 FACES = {
-    "torch face": f"""{_PLACE}
+    "torch face": f"""{_VARIABLES}
 import unisono.torch.distributed as dist
 from datetime import timedelta
 def enter(seconds=600.0):
@@ -44,7 +46,7 @@ def gather(x): return dist.all_gather_into_tensor(np.empty(3 * x.size, x.dtype),
 def copy(x, root): dist.broadcast(x, root)
 leave = dist.destroy_process_group
 """,
-    "comm_func": f"""{_PLACE}
+    "comm_func": f"""{_VARIABLES}
 import unisono.mindspore.communication as comm
 from unisono.mindspore.communication import comm_func
 def enter(seconds=600.0):
@@ -83,22 +85,30 @@ def nursery() -> Iterator[ForkServer]:
     process.close()
 
 
-@pytest.fixture(params=FACES)
+@pytest.fixture(params=essential(1, FACES))
 def start(request: pytest.FixtureRequest, nursery: ForkServer, tmp_path: Path) -> Start:
-    """`start(body)` forks three ranks that speak one of the dialects."""
-    words = FACES[request.param]
-    return lambda body: ForkedRanks(nursery, tmp_path, N, f"{words}\n{body}")
+    """`start(body)` forks three ranks that call one of the faces."""
+    functions = FACES[request.param]
+    return lambda body: ForkedRanks(nursery, tmp_path, N, f"{functions}\n{body}")
 
 
 def read_all(ranks: ForkedRanks, *numbers: int) -> list[dict]:
     return [ranks[rank].read() for rank in numbers or range(N)]
 
 
+def wait_until_ready(ranks: ForkedRanks, *asleep: int) -> None:
+    """All ranks have joined and said that they are ready; those named wait for others."""
+    assert read_all(ranks) == [{"joined": True}] * N
+    assert read_all(ranks) == [{"ready": True}] * N
+    for rank in asleep:
+        ranks[rank].wait_for_sleep()
+
+
 # ---- a rank that is lost -------------------------------------------------------------------------
 
 WAYS = {
     "killed": ("", "killed by SIGKILL"),
-    "ends at once": ("os._exit(3)", "exited with code 3"),
+    "ends abruptly": ("os._exit(3)", "exited with code 3"),
     # An interpreter with torch may take longer to end than the others wait to hear how.
     "exits": ("sys.exit(4)", "exited with code 4|is exiting"),
     "raises": ("raise ValueError('the cause')", "exited with code 1|is exiting"),
@@ -106,9 +116,9 @@ WAYS = {
 
 
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asynchronous"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", essential(2, WAYS))
 def test_lost_rank(start: Start, way: str, blocking: bool) -> None:
-    action, words = WAYS[way]
+    action, reason = WAYS[way]
     call = "total(np.ones(3))" if blocking else "start(np.ones(3)).wait()"
     body = f"""
 enter()
@@ -120,10 +130,7 @@ if rank == 1:
 say(**fault(lambda: {call}))
 """
     with start(body) as ranks:
-        assert read_all(ranks) == [{"joined": True}] * N
-        assert read_all(ranks) == [{"ready": True}] * N
-        for rank in (0, 2):
-            ranks[rank].wait_for_sleep()
+        wait_until_ready(ranks, 0, 2)
         began = time.monotonic()
         if way == "killed":
             ranks[1].signal(signal.SIGKILL)
@@ -132,7 +139,7 @@ say(**fault(lambda: {call}))
         for error in read_all(ranks, 0, 2):
             assert error["kinds"][0] == "PeerLost", error
             assert error["ranks"] == [1], error
-            assert re.search(f"rank 1 .*({words})", error["text"]), error
+            assert re.search(f"rank 1 .*({reason})", error["text"]), error
         assert time.monotonic() - began < SOON
 
 
@@ -143,7 +150,7 @@ say(**fault(lambda: {call}))
 def test_rank_that_does_not_call(start: Start, blocking: bool) -> None:
     call = "total(np.ones(3))" if blocking else "start(np.ones(3)).wait()"
     body = f"""
-enter(1.5)
+enter(3.0)
 total(np.ones(7))
 if rank == 1:
     hear()
@@ -157,12 +164,12 @@ else:
             assert error["kinds"][0] == "CommTimeout", error
             assert error["ranks"] == [1] and "rank 1" in error["text"], error
             assert "all_reduce" in error["text"] and "x 7" in error["text"], error  # its last call
-            assert 1.0 < error["seconds"] < SOON
+            assert 2.0 < error["seconds"] < DEADLINE
         ranks[1].tell()
         assert ranks[1].read() == {"done": True}
 
 
-@pytest.mark.parametrize("seconds", [600.0, 1.5], ids=["rides it out", "deadline"])
+@pytest.mark.parametrize("seconds", [600.0, 3.0], ids=["waits it out", "deadline"])
 def test_stopped_rank(start: Start, seconds: float) -> None:
     body = f"""
 enter({seconds})
@@ -173,8 +180,7 @@ if rank == 1:
 say(**fault(lambda: total(np.ones(3))))
 """
     with start(body) as ranks:
-        assert read_all(ranks) == [{"joined": True}] * N
-        assert read_all(ranks) == [{"ready": True}] * N
+        wait_until_ready(ranks)
         ranks[1].signal(signal.SIGSTOP)
         ranks[1].tell()
         if seconds > SOON:
@@ -191,7 +197,7 @@ say(**fault(lambda: total(np.ones(3))))
 
 # ---- ranks that disagree -------------------------------------------------------------------------
 
-#: What rank 1 does, what the others do, and words that all of them are told.
+#: What rank 1 does, what the others do, and what the error of each must show.
 MISMATCHES = {
     "count": ("total(np.ones(11))", "total(np.ones(10))", ("x 11", "x 10")),
     "count, large": ("total(np.ones(1 << 20))", "total(np.ones(10))", ("x 1048576", "x 10")),
@@ -205,27 +211,27 @@ MISMATCHES = {
 
 @pytest.mark.parametrize("name", MISMATCHES)
 def test_mismatch(start: Start, name: str) -> None:
-    theirs, ours, words = MISMATCHES[name]
+    theirs, ours, shown = MISMATCHES[name]
     body = f"""
 enter()
 if rank == 1:
     say(**fault(lambda: {theirs}))
 else:
     say(**fault(lambda: {ours}))
-assert total(np.ones(3)).tolist() == [3, 3, 3]  # the group is as good as before
+assert total(np.ones(3)).tolist() == [3, 3, 3]  # the group works as before
 say(done=True)
 """
     with start(body) as ranks:
         assert read_all(ranks) == [{"joined": True}] * N
         for error in read_all(ranks):
             assert error["kinds"][0] == "MismatchError", error
-            assert all(word in error["text"] for word in words), error
+            assert all(text in error["text"] for text in shown), error
             assert "<string>:" in error["text"], error  # the source line of each side
             assert error["seconds"] < SOON
         assert read_all(ranks) == [{"done": True}] * N
 
 
-# ---- a user who has had enough -------------------------------------------------------------------
+# ---- Ctrl-C ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asynchronous"])
@@ -240,10 +246,7 @@ else:
     say(**fault(lambda: {call}))
 """
     with start(body) as ranks:
-        assert read_all(ranks) == [{"joined": True}] * N
-        assert read_all(ranks) == [{"ready": True}] * N
-        for rank in (0, 2):
-            ranks[rank].wait_for_sleep()
+        wait_until_ready(ranks, 0, 2)
         began = time.monotonic()
         ranks[0].signal(signal.SIGINT)
         assert ranks[0].read()["kinds"][0] == "KeyboardInterrupt"

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from tests.helpers.thorough import essential
 from tests.long.fuzz.calls import Call, functions
 from tests.long.fuzz.run import PLANS, Plan, Report, fuzz
 from tests.long.fuzz.worlds import World
 
-#: So many cases in all (`make fuzz` has 100,000); the seed makes the same ones in each run.
-CASES = 1_500
+#: The seed makes the same cases in each run; `make fuzz` has 100,000 others.
 SEED = 20_240_229
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
-def test_only_documented_errors(plan: Plan) -> None:
-    report = fuzz(CASES, SEED, [plan])
+@pytest.mark.parametrize("cases", essential(1, [150, 1_500]), ids="of-{}".format)
+def test_only_documented_errors(plan: Plan, cases: int) -> None:
+    report = fuzz(cases, SEED, [plan])
     assert not report.bad, report.badness()
-    assert report.cases >= CASES * plan.share * 0.9
+    assert report.cases >= cases * plan.share * 0.9
     assert sum(found["result"] for found in report.kinds.values()) > report.cases * 0.05
 
 
@@ -27,7 +28,7 @@ def test_every_function_is_there() -> None:
     assert {"mint.all_to_all", "communication.set_comm_ops_inplace", "dist.P2POp"} <= names
 
 
-# ---- a fuzz run that sees nothing would be worth nothing -----------------------------------------
+# ---- the fuzz run sees what goes wrong -----------------------------------------------------------
 
 
 def outcome(*calls: Call, kind: str = "shm") -> Report:
@@ -39,18 +40,21 @@ def outcome(*calls: Call, kind: str = "shm") -> Report:
         return report
 
 
+@pytest.mark.thorough
 def test_a_crash_is_seen() -> None:
     report = outcome(Call("dist.all_gather_object", ["[None]", "os.kill(os.getpid(), 11)"]))
     assert [key[0] for key in report.bad] == ["crash"]
     assert "SIGSEGV" in report.badness() and "os.kill" in report.badness()
 
 
+@pytest.mark.thorough
 def test_an_undocumented_error_is_seen() -> None:
     surprise = "type('Group', (), {'__class__': property(lambda self: {}['nothing'])})()"
     report = outcome(Call("dist.all_reduce", ["np.ones(3)", f"group={surprise}"]))
     assert [key[0] for key in report.bad] == ["KeyError"], report.badness()
 
 
+@pytest.mark.thorough
 def test_a_right_call_is_a_result() -> None:
     call = Call("dist.all_reduce", ["np.ones(3)"])
     report = outcome(call, call)
@@ -58,6 +62,7 @@ def test_a_right_call_is_a_result() -> None:
     assert not report.bad
 
 
+@pytest.mark.thorough
 def test_different_calls_are_a_mismatch() -> None:
     report = outcome(
         Call("dist.all_reduce", ["np.ones(3)"]),
@@ -91,7 +96,7 @@ FOUND = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["shm", "none"])
+@pytest.mark.parametrize("kind", essential(1, ["shm", "none"]))
 def test_found_by_long_runs(kind: str) -> None:
     with World(kind, 1, 0.2) as world:
         report = Report()

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.helpers.jobs import Ranks
+from tests.helpers.thorough import essential
 
 # ---- fork ----------------------------------------------------------------------------------------
 
@@ -43,7 +44,10 @@ say(sums=[reduce(world), reduce(group), reduce(world, 10_000, False)])
     ids=["idle", "with a thread", "with a group that is not kept"],
 )
 @pytest.mark.parametrize(
-    "ending", ["sys.exit()", "world.close(); sys.exit()", "groups.close(); del world; sys.exit()"]
+    "ending",
+    essential(
+        1, ["sys.exit()", "world.close(); sys.exit()", "groups.close(); del world; sys.exit()"]
+    ),
 )
 def test_fork(before: str, ending: str) -> None:
     body = FORK.format(before=before, ending=ending)
@@ -143,7 +147,7 @@ say(ready=groups.is_initialized())
     with Ranks(2, body) as ranks:
         for rank in range(2):
             told = [ranks[rank].read() for _ in range(8)]
-            words = [
+            texts = [
                 "initialised already",
                 "closed",
                 None,
@@ -153,15 +157,17 @@ say(ready=groups.is_initialized())
                 "no world",
                 None,
             ]
-            for fields, word in zip(told, words, strict=True):
-                if word is not None:
-                    assert fields["kind"] == "NotReady" and word in fields["text"], fields
+            for fields, text in zip(told, texts, strict=True):
+                if text is not None:
+                    assert fields["kind"] == "NotReady" and text in fields["text"], fields
             assert told[2] == {"sum": 3.0}
             assert told[7] == {"ready": False}
             assert ranks[rank].end() == 0
 
 
-@pytest.mark.parametrize("recently", [True, False], ids=["with its thread", "without"])
+@pytest.mark.parametrize(
+    "recently", essential(1, [True, False]), ids=["with its thread", "without"]
+)
 def test_close_while_a_thread_waits(recently: bool) -> None:
     """Rank 0 leaves the group in which its own thread waits for rank 1."""
     body = f"""
@@ -186,7 +192,7 @@ say(sum=reduce(world))
             assert ranks[rank].end() == 0
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["kept", "dropped"])
+@pytest.mark.parametrize("kept", essential(1, [True, False]), ids=["kept", "dropped"])
 def test_exit_with_work_under_way(kept: bool) -> None:
     body = f"""
 from unisono.core import buffers, dispatch

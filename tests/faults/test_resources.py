@@ -49,7 +49,7 @@ def usage():
     }
 
 def measured():
-    dist.barrier()  # the other rank neither makes nor destroys anything meanwhile
+    dist.barrier()  # the other rank makes and destroys nothing in the meantime
     now = usage()
     dist.barrier()
     return now
@@ -137,7 +137,7 @@ def test_groups_made_and_destroyed(one: str) -> None:
 
 
 def test_collectives() -> None:
-    """Mixed: both faces, in place and not, at once and later, small and sometimes larger."""
+    """Both faces, in place and not, blocking and asynchronous, small and sometimes larger."""
     one = """kind = turn % 10
     value = np.full(20_000 if turn % 1000 == 999 else 4, rank + 1.0)
     if kind < 5:

@@ -82,7 +82,7 @@ def test_several_threads_in_both_faces() -> None:
 
 def check_figures(error: dict[str, Any]) -> None:
     assert error["kind"] == "OutOfSharedMemory", error
-    assert "MiB" in error["text"] and any(letter.isdigit() for letter in error["text"]), error
+    assert "MiB" in error["text"] and any(character.isdigit() for character in error["text"]), error
 
 
 @pytest.mark.parametrize("init", ["dist.init_process_group()", "comm.init()"])
@@ -140,7 +140,7 @@ say(sum=value[0])
 def test_no_room_in_the_address_space() -> None:
     """The memory is there, but cannot be mapped: an error that can be caught."""
     body = """
-import unisono.engines.shm.engine  # a module that cannot be loaded is another story
+import unisono.engines.shm.engine  # that a module cannot be loaded is not tested here
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (3 << 20), -1))
 say(**fault(lambda: dist.init_process_group("shm")))

@@ -1,4 +1,4 @@
-"""Jobs that cannot start, start beside others, or start among strangers; too little memory."""
+"""Jobs that cannot start, start beside others, or among foreign clients; too little memory."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from tests.helpers.jobs import Ranks
 from tests.helpers.processes import DEADLINE, wait_until
 from tests.helpers.start_cases import START, address_of, check_started, connect
+from tests.helpers.thorough import essential
 from unisono.launch.process import JobEnvironment
 
 AGAIN_AND_AGAIN = """
@@ -35,16 +36,16 @@ def test_one_world_after_the_other() -> None:
 # ---- ranks that do not fit -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("missing", [0, 1, 2])
+@pytest.mark.parametrize("missing", essential(1, [0, 1, 2]))
 def test_rank_that_never_starts(missing: int) -> None:
     present = [rank for rank in range(3) if rank != missing]
-    with Ranks(3, START, only=present, UNISONO_TIMEOUT="2") as ranks:
+    with Ranks(3, START, only=present, UNISONO_TIMEOUT="4") as ranks:
         for rank in present:
             error = ranks[rank].read()
             assert error["kind"] == "CommTimeout", error
             assert error["ranks"] == [missing], error
-            assert str(missing) in error["text"] and "2 s" in error["text"], error
-            assert error["seconds"] < 10
+            assert str(missing) in error["text"] and "4 s" in error["text"], error
+            assert error["seconds"] < DEADLINE
             assert ranks[rank].end() == 0
 
 
@@ -90,6 +91,7 @@ def test_wrong_size() -> None:
         check_started(ranks, 2)
 
 
+@pytest.mark.thorough
 def test_wrong_secret() -> None:
     with Ranks(2, START, only=[0], UNISONO_TIMEOUT="60") as ranks:
         wrong = secrets.token_hex(32)
@@ -115,10 +117,10 @@ def test_rank_that_dies_while_the_job_starts() -> None:
             error = ranks[rank].read()
             assert error["kind"] == "LaunchError", error
             assert error["ranks"] == [1] and "rank 1" in error["text"], error
-            assert error["seconds"] < 10
+            assert error["seconds"] < DEADLINE
 
 
-def test_two_jobs_at_once() -> None:
+def test_two_jobs_side_by_side() -> None:
     body = START + "for _ in range(200): assert reduce(groups.world(), 500) == size\n"
     first, second = JobEnvironment(2), JobEnvironment(3)
     with (
@@ -129,11 +131,11 @@ def test_two_jobs_at_once() -> None:
         check_started(others, 3)
 
 
-# ---- strangers -----------------------------------------------------------------------------------
+# ---- foreign clients ----------------------------------------------------------------------------
 
 
 def hello_of_another_job() -> bytes:
-    """What a true rank of another job says to its rank 0, who is in truth us."""
+    """What a rank of another job sends to its rank 0, which is really this test."""
     job = JobEnvironment(2)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.settimeout(DEADLINE)
@@ -147,27 +149,27 @@ def hello_of_another_job() -> bytes:
                 return connection.recv(4096)
 
 
-STRANGERS: dict[str, Callable[[], list[bytes]]] = {
+FOREIGN_CLIENTS: dict[str, Callable[[], list[bytes]]] = {
     "silence": list,
     "nothing": lambda: [b""],
     "garbage": lambda: [secrets.token_bytes(106)],
-    "a short word": lambda: [b"here"],
-    "many short words": lambda: [b"UNIS"] * 100,
+    "a short message": lambda: [b"here"],
+    "many short messages": lambda: [b"UNIS"] * 100,
     "a megabyte": lambda: [bytes(150_000)] * 7,
     "the hello of another job": lambda: [hello_of_another_job()],
 }
 
 
-@pytest.mark.parametrize("kind", STRANGERS)
-def test_stranger(kind: str) -> None:
-    words = STRANGERS[kind]()
-    with Ranks(2, START, only=[0]) as ranks, connect(address_of(ranks.job)) as stranger:
+@pytest.mark.parametrize("kind", FOREIGN_CLIENTS)
+def test_foreign_client(kind: str) -> None:
+    messages = FOREIGN_CLIENTS[kind]()
+    with Ranks(2, START, only=[0]) as ranks, connect(address_of(ranks.job)) as client:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            for word in words:
-                stranger.send(word)
+            for message in messages:
+                client.send(message)
         ranks.start(1)
         check_started(ranks, 2)
-        heard = list(everything(stranger))
+        heard = list(everything(client))
         # A nonce that tells nothing (a reset may swallow it), and no descriptor.
         assert [(len(message), fds) for message, fds in heard] in ([], [(32, [])])
 
@@ -181,10 +183,10 @@ def everything(connection: socket.socket) -> Iterator[tuple[bytes, list[int]]]:
             yield message, fds
 
 
-def test_many_strangers() -> None:
-    with Ranks(2, START, only=[0]) as ranks, contextlib.ExitStack() as strangers:
+def test_many_foreign_clients() -> None:
+    with Ranks(2, START, only=[0]) as ranks, contextlib.ExitStack() as clients:
         for _ in range(200):
-            strangers.enter_context(connect(address_of(ranks.job)))
+            clients.enter_context(connect(address_of(ranks.job)))
         ranks.start(1)
         check_started(ranks, 2)
 
@@ -197,7 +199,15 @@ def check_memory_error(ranks: Ranks, n: int) -> None:
         error = ranks[rank].read()
         assert error["kind"] == "OutOfSharedMemory", error
         assert "MiB" in error["text"], error
-        assert error["seconds"] < 10
+        assert error["seconds"] < DEADLINE
+
+
+def check_memory_error_and_recovery(body: str) -> None:
+    """Each of three ranks is told, and then reduces in the world."""
+    with Ranks(3, body) as ranks:
+        check_memory_error(ranks, 3)
+        assert ranks.read_all() == [{"sum": 6.0}] * 3
+        assert [ranks[rank].end() for rank in range(3)] == [0, 0, 0]
 
 
 def test_no_memory_for_the_job() -> None:
@@ -213,11 +223,7 @@ limit_memory(1)
 say(**fault(lambda: world.split([0, 1, 2])))
 say(sum=reduce(world, 100_000))
 """
-    with Ranks(3, body) as ranks:
-        check_memory_error(ranks, 3)
-        for rank in range(3):
-            assert ranks[rank].read() == {"sum": 6.0}
-            assert ranks[rank].end() == 0
+    check_memory_error_and_recovery(body)
 
 
 @pytest.mark.parametrize("before", [0, 1], ids=["first call", "first large call"])
@@ -235,31 +241,27 @@ say(**fault(lambda: start_reduce(group, array, True)))
 assert (array == 1).all()
 say(sum=reduce(world, 100_000))
 """
-    with Ranks(3, body) as ranks:
-        check_memory_error(ranks, 3)
-        for rank in range(3):
-            assert ranks[rank].read() == {"sum": 6.0}
-            assert ranks[rank].end() == 0
+    check_memory_error_and_recovery(body)
 
 
 # ---- too few descriptors -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("odd", [0, 1])
-@pytest.mark.parametrize("more", [1, 2, 3])
+@pytest.mark.parametrize("more", essential(1, [3, 2, 1]))
 def test_no_descriptors_left(odd: int, more: int) -> None:
     body = f"""
 import unisono.engines.shm.engine
 most = len(os.listdir("/proc/self/fd")) - 1 + {more}
 if rank == {odd}:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-say(**fault(lambda: groups.init("shm", 1)))
+say(**fault(lambda: groups.init("shm", 3)))
 """
     with Ranks(2, body) as ranks:
         error, other = ranks[odd].read(), ranks[1 - odd].read()
         assert [ranks[rank].end() for rank in range(2)] == [0, 0]
     if odd == 1 and more == 3:
-        assert error["kind"] is other["kind"] is None  # three are enough for a guest
+        assert error["kind"] is other["kind"] is None  # three are enough for a client
         return
     assert error["kind"] == "LaunchError", error
     assert "Too many open files" in error["text"], error

@@ -1,6 +1,6 @@
 """One call of any collective: what each rank puts in, and what it must find afterwards.
 
-A `Play` is the same on all ranks. `start` makes this rank's memory, starts the call and returns a
+A `Case` is the same on all ranks. `start` makes this rank's memory, starts the call and returns a
 `Running`; `Running.check` compares everything that the call may and may not have written.
 """
 
@@ -30,7 +30,7 @@ Pairs = list[tuple[np.ndarray, np.ndarray]]  # memory, and what must be in it at
 
 
 @dataclass(frozen=True)
-class Play:
+class Case:
     """One collective call. `count` is the share of a rank; `counts` makes the shares uneven."""
 
     verb: str
@@ -67,29 +67,29 @@ class Running:
                 raise AssertionError(f"{self.label}: wrote outside its destination")
 
 
-def run(group: Group, play: Play) -> None:
+def run(group: Group, case: Case) -> None:
     """Make the call, wait for it and compare."""
-    start(group, play, blocking=True).check()
+    start(group, case, blocking=True).check()
 
 
-def start(group: Group, play: Play, blocking: bool) -> Running:
+def start(group: Group, case: Case, blocking: bool) -> Running:
     """Start the call on this rank, with memory of its own."""
-    if play.verb == "barrier":
-        return Running(str(play), dispatch.barrier(group, blocking=blocking), False)
+    if case.verb == "barrier":
+        return Running(str(case), dispatch.barrier(group, blocking=blocking), False)
     rank, size = group.rank, group.size
-    source, result, offset = _PARTS[play.verb](play, rank, size)
-    label = f"{play} on rank {rank} of {size}"
+    source, result, offset = _PARTS[case.verb](case, rank, size)
+    label = f"{case} on rank {rank} of {size}"
     pairs: Pairs = []
     guarded: list[np.ndarray] = []
-    if play.in_place and source is not None and result is not None:
+    if case.in_place and source is not None and result is not None:
         src, dst = _shared(pairs, guarded, source, result, offset)
     else:
         src, dst = _apart(pairs, guarded, source, result)
-    arguments = _arguments(play, rank, size, src, dst)
-    work = getattr(dispatch, play.verb)(group, *arguments, blocking=blocking)
-    reduces = play.verb in REDUCTIONS
+    arguments = _arguments(case, rank, size, src, dst)
+    work = getattr(dispatch, case.verb)(group, *arguments, blocking=blocking)
+    reduces = case.verb in REDUCTIONS
     rounds = reduces and gaps.has(group.engine.name, "rank order")
-    return Running(label, work, reduces, play.op if rounds else None, pairs, guarded)
+    return Running(label, work, reduces, case.op if rounds else None, pairs, guarded)
 
 
 def _memory(guarded: list[np.ndarray], name: str, count: int) -> np.ndarray:
@@ -137,103 +137,103 @@ def _shared(
 
 
 def _arguments(
-    play: Play, rank: int, size: int, src: np.ndarray | None, dst: np.ndarray | None
+    case: Case, rank: int, size: int, src: np.ndarray | None, dst: np.ndarray | None
 ) -> tuple:
     source = None if src is None else buffers.view(src)
     target = source if src is dst else None if dst is None else buffers.view(dst)
-    counts = play.counts if play.verb not in ("gather", "scatter") or rank == play.root else None
-    match play.verb:
+    counts = case.counts if case.verb not in ("gather", "scatter") or rank == case.root else None
+    match case.verb:
         case "broadcast":
-            return source, target, play.root
+            return source, target, case.root
         case "reduce":
-            return source, target, play.op, play.root
+            return source, target, case.op, case.root
         case "all_reduce":
-            return source, target, play.op
+            return source, target, case.op
         case "reduce_scatter":
-            return source, target, play.op, counts
+            return source, target, case.op, counts
         case "all_gather":
             return source, target, counts
         case "all_to_all":
             if counts is None:
                 return source, target, None, None
-            matrix = _matrix(play, size)
+            matrix = _matrix(case, size)
             return source, target, matrix[rank], [row[rank] for row in matrix]
         case _:
-            return source, target, play.root, counts
+            return source, target, case.root, counts
 
 
 # ---- each verb: this rank's source, its result, and where the smaller lies in the larger -------
 
 
-def _shares(play: Play, size: int) -> tuple[int, ...]:
-    return play.counts if play.counts is not None else (play.count,) * size
+def _shares(case: Case, size: int) -> tuple[int, ...]:
+    return case.counts if case.counts is not None else (case.count,) * size
 
 
 def _offset(shares: tuple[int, ...], rank: int) -> int:
     return [0, *accumulate(shares)][rank]
 
 
-def _matrix(play: Play, size: int) -> list[list[int]]:
+def _matrix(case: Case, size: int) -> list[list[int]]:
     """How much rank i sends to rank j; not symmetric, so that a transposed one shows."""
-    shares = _shares(play, size)
+    shares = _shares(case, size)
     return [[shares[(i + 2 * j) % size] for j in range(size)] for i in range(size)]
 
 
-def _given(play: Play, rank: int, count: int) -> np.ndarray:
-    return oracle.values(play.dtype, rank, count, play.salt)
+def _given(case: Case, rank: int, count: int) -> np.ndarray:
+    return oracle.values(case.dtype, rank, count, case.salt)
 
 
-def _broadcast(play: Play, rank: int, size: int) -> tuple:
-    data = _given(play, play.root, play.count)
-    return (data if rank == play.root else None), data.copy(), 0
+def _broadcast(case: Case, rank: int, size: int) -> tuple:
+    data = _given(case, case.root, case.count)
+    return (data if rank == case.root else None), data.copy(), 0
 
 
-def _reduce(play: Play, rank: int, size: int) -> tuple:
-    source, result, offset = _all_reduce(play, rank, size)
-    return source, (result if rank == play.root else None), offset
+def _reduce(case: Case, rank: int, size: int) -> tuple:
+    source, result, offset = _all_reduce(case, rank, size)
+    return source, (result if rank == case.root else None), offset
 
 
-def _all_reduce(play: Play, rank: int, size: int) -> tuple:
-    total = oracle.reduced(play.op, play.dtype, size, play.count, play.salt)
-    return _given(play, rank, play.count), total, 0
+def _all_reduce(case: Case, rank: int, size: int) -> tuple:
+    total = oracle.reduced(case.op, case.dtype, size, case.count, case.salt)
+    return _given(case, rank, case.count), total, 0
 
 
-def _reduce_scatter(play: Play, rank: int, size: int) -> tuple:
-    shares = _shares(play, size)
+def _reduce_scatter(case: Case, rank: int, size: int) -> tuple:
+    shares = _shares(case, size)
     offset, whole = _offset(shares, rank), sum(shares)
-    total = oracle.reduced(play.op, play.dtype, size, whole, play.salt)
-    return _given(play, rank, whole), total[offset : offset + shares[rank]], offset
+    total = oracle.reduced(case.op, case.dtype, size, whole, case.salt)
+    return _given(case, rank, whole), total[offset : offset + shares[rank]], offset
 
 
-def _all_gather(play: Play, rank: int, size: int) -> tuple:
-    shares = _shares(play, size)
-    pieces = [_given(play, other, shares[other]) for other in range(size)]
+def _all_gather(case: Case, rank: int, size: int) -> tuple:
+    shares = _shares(case, size)
+    pieces = [_given(case, other, shares[other]) for other in range(size)]
     return pieces[rank], np.concatenate(pieces), _offset(shares, rank)
 
 
-def _gather(play: Play, rank: int, size: int) -> tuple:
-    source, result, offset = _all_gather(play, rank, size)
-    return source, (result if rank == play.root else None), offset
+def _gather(case: Case, rank: int, size: int) -> tuple:
+    source, result, offset = _all_gather(case, rank, size)
+    return source, (result if rank == case.root else None), offset
 
 
-def _scatter(play: Play, rank: int, size: int) -> tuple:
-    shares = _shares(play, size)
+def _scatter(case: Case, rank: int, size: int) -> tuple:
+    shares = _shares(case, size)
     offset = _offset(shares, rank)
-    whole = _given(play, play.root, sum(shares))
+    whole = _given(case, case.root, sum(shares))
     return (
-        (whole if rank == play.root else None),
+        (whole if rank == case.root else None),
         whole[offset : offset + shares[rank]].copy(),
         offset,
     )
 
 
-def _all_to_all(play: Play, rank: int, size: int) -> tuple:
-    matrix = _matrix(play, size)
+def _all_to_all(case: Case, rank: int, size: int) -> tuple:
+    matrix = _matrix(case, size)
     pieces = []
     for other, row in enumerate(matrix):
         start = sum(row[:rank])
-        pieces.append(_given(play, other, sum(row))[start : start + row[rank]])
-    return _given(play, rank, sum(matrix[rank])), np.concatenate(pieces), 0
+        pieces.append(_given(case, other, sum(row))[start : start + row[rank]])
+    return _given(case, rank, sum(matrix[rank])), np.concatenate(pieces), 0
 
 
 _PARTS = {

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 
-from tests.helpers.hosts import Hosts, Program
+from tests.helpers.hosts import Hosts
 from tests.helpers.mpi_pool import SocketPool
+from tests.helpers.programs import Program
 
 __all__ = ["HostsPool"]
 
@@ -19,12 +20,12 @@ class HostsPool(SocketPool):
     Two on each host, but never all on one: 4 ranks are 2 hosts x 2, 6 are 3 x 2, 3 are 2 and 1.
     """
 
-    def launch(self, n: int, *words: str) -> None:
-        """Start the ranks, dealt out to the hosts one by one, so that neighbours are apart."""
+    def launch(self, n: int, *command: str) -> None:
+        """Start the ranks, one host after the other, so that neighbours are on different hosts."""
         self._stack = contextlib.ExitStack()
         hosts = self._stack.enter_context(Hosts(max(2, (n + 1) // 2)))
         places = [rank % len(hosts.names) for rank in range(n)]
-        self._programs: list[Program] = hosts.ranks(places, [sys.executable, *words])
+        self._programs: list[Program] = hosts.ranks(places, [sys.executable, *command])
 
     def code(self) -> int | None:
         """The exit code of the first rank that has failed, if one has; 0 if all have ended."""

@@ -1,9 +1,9 @@
 """Several hosts on one machine: namespaces of the kernel, joined by a bridge.
 
 Each host has a network, process numbers, a name, an /etc/hosts and a /dev/shm of its own, and one
-cable, `eth0`. Beside them stands a login node, from which mpiexec starts its ranks. All of it hangs
-on one pipe: when that closes, however the test run ended, the kernel ends every process of every
-host and takes the cables away. Nothing has a name outside, so nothing stays and nothing collides.
+link, `eth0`. There is also a login node, from which mpiexec starts its ranks. All of it depends on
+one pipe: when that closes, however the test run ended, the kernel ends every process of every host
+and removes the links. Nothing has a name outside, so nothing is left and nothing collides.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.helpers.paths import with_tests
+from tests.helpers.programs import Program
 
-__all__ = ["Hosts", "Program", "Traffic", "own_memory", "why_not"]
+__all__ = ["Hosts", "Traffic", "own_memory", "why_not"]
 
 _SPACES = ("--net", "--uts", "--ipc", "--mount")
 _LOGIN = "login"
@@ -31,14 +30,14 @@ _LOGIN = "login"
 
 
 def why_not(*, rate: bool = False, delay: bool = False, mpiexec: bool = False) -> str | None:
-    """Say why there can be no hosts here, or none with such cables; None if there can be."""
+    """Say why there can be no hosts here, or none with such links; None if there can be."""
     tools = ["unshare", "nsenter", "mount", "ip", *(["tc"] if rate else [])]
     missing = [tool for tool in tools if _tool(tool) is None]
     if sys.platform != "linux" or missing:
         return f"hosts need Linux, util-linux and iproute2; missing here: {', '.join(missing)}"
     reason = _rights()[1]
     if reason is None and delay and not os.access("/dev/net/tun", os.R_OK | os.W_OK):
-        reason = "cables with a delay need /dev/net/tun, which is missing or not ours to open"
+        reason = "links with a delay need /dev/net/tun, which is missing or may not be opened"
     if reason is None and mpiexec and not _is_hydra():
         reason = "mpiexec is missing, or not MPICH's, which takes another remote shell than ssh"
     return reason
@@ -61,13 +60,13 @@ def _mpiexec() -> str:
 
 @functools.cache
 def _rights() -> tuple[tuple[str, ...], str | None]:
-    """What to tell unshare besides, and why it fails all the same."""
+    """Options that unshare needs here, and why it fails even with them."""
     trial = (
         "mount -t tmpfs tmpfs /dev/shm && ip link add zero type bridge"
         " && ip link add one type veth peer name two && hostname trial"
     )
     failures = []
-    # Who is not root may be so in a user namespace, where the system allows that.
+    # A user who is not root may be root in a user namespace, where the system allows that.
     for extra in ((), ("--user", "--map-root-user")):
         done = subprocess.run(
             [*_unshare(extra), "sh", "-c", trial], capture_output=True, text=True, env=_environ()
@@ -110,68 +109,6 @@ def _enter(pid: int, extra: Sequence[str] = ()) -> list[str]:
     return ["nsenter", "-t", str(pid), *user, *_SPACES, numbers]
 
 
-# ---- programs ------------------------------------------------------------------------------------
-
-
-class Program:
-    """A program on a host. What it writes goes to files, so that it never waits for a reader."""
-
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        self._out = tempfile.TemporaryFile()  # noqa: SIM115
-        self._err = tempfile.TemporaryFile()  # noqa: SIM115
-        self._taken = 0  # lines that have been asked for
-        self.process = subprocess.Popen(
-            argv,
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=self._out,
-            stderr=self._err,
-            start_new_session=True,
-        )
-
-    @property
-    def out(self) -> str:
-        """What it has written so far."""
-        return self._text(self._out.fileno())
-
-    @property
-    def err(self) -> str:
-        """What it has complained about so far."""
-        return self._text(self._err.fileno())
-
-    def line(self, timeout: float = 20.0) -> str:
-        """Wait for the next whole line that it writes, and return it."""
-        end = time.monotonic() + timeout
-        while self.out.count("\n") <= self._taken:
-            assert time.monotonic() < end and self.process.poll() is None, (
-                f"it says no more (code {self.process.poll()}):\n{self.out}\n{self.err}"
-            )
-            time.sleep(0.005)
-        self._taken += 1
-        return self.out.splitlines()[self._taken - 1]
-
-    def wait(self, timeout: float) -> int:
-        """Wait for its end and return its code."""
-        try:
-            return self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(
-                f"still running after {timeout:g} s; it said:\n{self.out}\n{self.err}"
-            ) from None
-
-    def close(self) -> None:
-        """Forget it; its host has ended it."""
-        self.process.kill()
-        self.process.wait()
-        self._out.close()
-        self._err.close()
-
-    @staticmethod
-    def _text(descriptor: int) -> str:
-        # Not by seeking: the program writes at the position that it shares with us.
-        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
-
-
 # ---- hosts ---------------------------------------------------------------------------------------
 
 
@@ -189,8 +126,8 @@ class Traffic:
 class Hosts:
     """`count` hosts, called node-0, node-1, ..., until the end of the `with` block.
 
-    `rate` (as tc writes it, "200mbit") limits each direction of each cable; `delay` is how many
-    seconds a packet takes through one cable, so that an answer from another host takes four times
+    `rate` (as tc writes it, "200mbit") limits each direction of each link; `delay` is how many
+    seconds a packet takes through one link, so that an answer from another host takes four times
     as long at least. With `loopback` each host knows its own name by 127.0.1.1, as Debian sets it.
     """
 
@@ -228,9 +165,9 @@ class Hosts:
             self._pids = [int(each.line()) for each in started]
             assert [each.line() for each in started] == ["ready"] * len(started)
             if self._delay is not None:
-                self._relay()
-            self._at_login("sh", "-ec", "\n".join(self._cables()))
-            self._at_login("sh", "-ec", "\n".join(self._doors()))
+                self._start_emulator()
+            self._at_login("sh", "-ec", "\n".join(self._add_links()))
+            self._at_login("sh", "-ec", "\n".join(self._set_up_links()))
         except BaseException:
             self.close()
             raise
@@ -253,10 +190,10 @@ class Hosts:
     def popen(
         self, host: int | None, argv: Sequence[str], env: Mapping[str, str] | None = None
     ) -> Program:
-        """Start a program on a host, or on the login node (None), with `env` besides our own."""
+        """Start a program on a host, or on the login node (None), with `env` added to our own."""
         variables = {**_environ(), "PYTHONPATH": with_tests(), **(env or {})}
         inner = [] if host is None else _enter(self._pids[host])
-        # To enter a host is to lose the working directory.
+        # A program that enters a host loses the working directory.
         command = [*self._enter_login, *inner, "env", "-C", str(Path.cwd()), *argv]
         program = Program(command, variables)
         self._programs.append(program)
@@ -269,7 +206,7 @@ class Hosts:
         env: Mapping[str, str] | None = None,
         timeout: float = 30.0,
     ) -> str:
-        """Run a program to its good end and return what it wrote."""
+        """Run a program, which must succeed, and return what it wrote."""
         program = self.popen(host, argv, env)
         code = program.wait(timeout)
         assert code == 0, f"{list(argv)} ended with {code}:\n{program.out}\n{program.err}"
@@ -285,21 +222,21 @@ class Hosts:
     ) -> list[Program]:
         """Start a job with so many ranks on each host: one torchrun on each, which find each other.
 
-        They meet in a store of torchrun's own, or at a `static` address. The first word of `argv`
-        is a Python script or, after "--no-python", a program.
+        They rendezvous in a store of torchrun's own, or at a `static` address. `argv` begins with
+        a Python script or, after "--no-python", a program.
         """
-        place = ["--master-addr", self.names[0], "--master-port", "29400"]
+        rendezvous = ["--master-addr", self.names[0], "--master-port", "29400"]
         if not static:
-            place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{self.names[0]}:29400"]
-            place += ["--rdzv-id", "tests"]
+            rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{self.names[0]}:29400"]
+            rendezvous += ["--rdzv-id", "tests"]
         count = str(len(self.names))
-        words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", count]
-        words += ["--nproc-per-node", str(ranks), *place]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", count]
+        command += ["--nproc-per-node", str(ranks), *rendezvous]
         variables = {"OMP_NUM_THREADS": "1", **(env or {})}
         programs = []
         for index in range(len(self.names)):
             number = ["--node-rank", str(index)] if static else []
-            programs.append(self.popen(index, [*words, *number, *argv], variables))
+            programs.append(self.popen(index, [*command, *number, *argv], variables))
         return programs
 
     def ranks(
@@ -331,29 +268,29 @@ class Hosts:
         self, ranks: int, argv: Sequence[str], env: Mapping[str, str] | None = None
     ) -> Program:
         """Start a job with so many ranks on each host by one mpiexec (MPICH's) at the login."""
-        words = [_mpiexec(), "-launcher", "ssh"]
-        words += ["-launcher-exec", "/dev/shm/enter", "-hosts", ",".join(self.names)]
-        words += ["-ppn", str(ranks), "-n", str(ranks * len(self.names))]
-        return self.popen(None, [*words, *argv], {"OMP_NUM_THREADS": "1", **(env or {})})
+        command = [_mpiexec(), "-launcher", "ssh"]
+        command += ["-launcher-exec", "/dev/shm/enter", "-hosts", ",".join(self.names)]
+        command += ["-ppn", str(ranks), "-n", str(ranks * len(self.names))]
+        return self.popen(None, [*command, *argv], {"OMP_NUM_THREADS": "1", **(env or {})})
 
-    # ---- cables ----
+    # ---- links ----
 
     def traffic(self, host: int) -> Traffic:
-        """What went through a host's cable so far."""
+        """What went through the link of a host so far."""
         # Read at the other end of it, where what the host sent is received.
         for line in Path(f"/proc/{self._pipe.pid}/net/dev").read_text().splitlines():
             name, _, numbers = line.partition(":")
             if name.strip() == f"port{host}":
                 counted = [int(word) for word in numbers.split()]
                 return Traffic(counted[0], counted[8])
-        raise AssertionError(f"host {host} has no cable")
+        raise AssertionError(f"host {host} has no link")
 
     def cut(self, host: int) -> None:
-        """Pull a host's cable."""
+        """Take the link of a host down."""
         self._at_login("ip", "link", "set", f"port{host}", "down")
 
-    def mend(self, host: int) -> None:
-        """Plug it in again."""
+    def reconnect(self, host: int) -> None:
+        """Bring the link of a host up again."""
         self._at_login("ip", "link", "set", f"port{host}", "up")
 
     # ---- setting up ----
@@ -405,8 +342,8 @@ class Hosts:
         argv = ["sh", "-c", start, "sh", *_unshare(), "sh", "-c", "\n".join(lines)]
         return self.popen(None, argv)
 
-    def _cables(self) -> list[str]:
-        """For the login node: both ends of each cable, one on the bridge and one in the host."""
+    def _add_links(self) -> list[str]:
+        """For the login node: both ends of each link, one on the bridge and one in the host."""
         lines = []
         for index, pid in enumerate(self._pids):
             if self._delay is None:
@@ -418,8 +355,8 @@ class Hosts:
             ]
         return lines
 
-    def _doors(self) -> list[str]:
-        """For the login node: what each host does with its end."""
+    def _set_up_links(self) -> list[str]:
+        """For the login node: what each host does with its end of the link."""
         lines = []
         for index, pid in enumerate(self._pids):
             own = [
@@ -436,7 +373,7 @@ class Hosts:
             return []
         return [f"tc qdisc add dev {device} root tbf rate {self._rate} burst 128kb latency 100ms"]
 
-    def _relay(self) -> None:
+    def _start_emulator(self) -> None:
         argv = [
             sys.executable,
             "-I",

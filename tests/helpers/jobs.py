@@ -8,9 +8,8 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from tests.helpers.paths import with_tests
 from tests.helpers.processes import DEADLINE, wait_until
 from unisono.launch.process import JobEnvironment
 
-__all__ = ["Rank", "Ranks", "nothing_new_is_left", "state_of"]
+__all__ = ["Rank", "Ranks", "state_of"]
 
 
 class Rank:
@@ -111,6 +110,15 @@ class Ranks:
     def __getitem__(self, rank: int) -> Rank:
         return self._all[rank][0]
 
+    def read_all(self, *numbers: int) -> list[dict[str, Any]]:
+        """The next thing that each of these ranks says; of all ranks if none is named."""
+        return [self[rank].read() for rank in numbers or self._all]
+
+    def wait_for_sleep(self, *numbers: int) -> None:
+        """Return when these ranks wait in the kernel and not in a loop."""
+        for rank in numbers:
+            self[rank].wait_for_sleep()
+
     def of_number(self, rank: int) -> list[Rank]:
         """All processes that were started as this rank."""
         return list(self._all[rank])
@@ -142,19 +150,3 @@ class Ranks:
 def state_of(pid: int) -> str:
     """One letter: R runs, S sleeps, T is stopped."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def _traces() -> set[str]:
-    """What a job could leave on this host."""
-    sockets = Path("/proc/net/unix").read_text().splitlines()
-    found = {line.split()[-1] for line in sockets if "unisono" in line}
-    for folder in ("/dev/shm", tempfile.gettempdir()):
-        found |= {str(path) for path in Path(folder).iterdir() if "unisono" in path.name}
-    found |= {str(path) for path in Path("/dev/shm").iterdir()}
-    return found
-
-
-def nothing_new_is_left() -> Callable[[], None]:
-    """Look around now; calling the result looks again, and fails if something stays."""
-    before = _traces()
-    return lambda: wait_until(lambda: _traces() <= before)

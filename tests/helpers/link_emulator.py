@@ -1,4 +1,4 @@
-"""Cables with a delay, for tests/hosts.py: a program that carries packets between their ends."""
+"""Links with a delay, for hosts.py: a program that forwards packets between their ends."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import sys
 import time
 
 
-def _carry(delay: float, cables: int) -> None:
-    """Carry packets between both ends of each cable, each after its delay.
+def _forward(delay: float, links: int) -> None:
+    """Forward packets between both ends of each link, each after its delay.
 
     Kernels have netem for this, but small ones are built without it.
     """
     selector = selectors.DefaultSelector()
-    for index in range(cables):
+    for index in range(links):
         ends = []
         for name in (f"port{index}", f"end{index}"):
             end = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
@@ -41,9 +41,9 @@ def _carry(delay: float, cables: int) -> None:
                     under_way.append((time.monotonic() + delay, key.data, packet))
         while under_way and under_way[0][0] <= time.monotonic():
             _, target, packet = under_way.popleft()
-            with contextlib.suppress(OSError):  # a cable that is cut loses packets
+            with contextlib.suppress(OSError):  # a link that is down loses packets
                 os.write(target, packet)
 
 
 if __name__ == "__main__":
-    _carry(float(sys.argv[1]), int(sys.argv[2]))
+    _forward(float(sys.argv[1]), int(sys.argv[2]))

@@ -15,7 +15,7 @@ from unisono.core import buffers, dispatch
 from unisono.core.groups import Group
 from unisono.errors import UnisonoError
 
-__all__ = ["PRELUDE", "SOON", "call", "error_of", "heard", "job", "play", "run"]
+__all__ = ["PRELUDE", "SOON", "call", "error_of", "heard", "job", "on_ranks", "run"]
 
 SOON = 40.0  # seconds in which every job has ended
 
@@ -71,7 +71,7 @@ def heard(said: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
 
 
-def play(
+def on_ranks(
     n: int, function: Callable[..., Any], *args: Any, kind: str = "mpi", timeout: float = 30
 ) -> list[Any]:
     """The results of `function(group, *args)` on n ranks that live for this one call."""

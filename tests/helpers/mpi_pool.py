@@ -86,7 +86,7 @@ class SocketPool(worlds._Pool):
             pipes = dict(self._accept(listener) for _ in range(n))
         self.pipes = [pipes[rank] for rank in range(n)]
 
-    def launch(self, n: int, *words: str) -> None:
+    def launch(self, n: int, *command: str) -> None:
         """Start n ranks of a Python program."""
         raise NotImplementedError
 
@@ -131,8 +131,8 @@ class SocketPool(worlds._Pool):
 class MpiPool(SocketPool):
     """n ranks under one mpiexec."""
 
-    def launch(self, n: int, *words: str) -> None:
-        self.job = start(n, *words)
+    def launch(self, n: int, *command: str) -> None:
+        self.job = start(n, *command)
 
     def code(self) -> int | None:
         return self.job.poll()

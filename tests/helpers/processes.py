@@ -1,33 +1,20 @@
-"""What tests need that watch real processes."""
+"""What tests need that start and watch real processes."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-__all__ = ["DEADLINE", "is_running", "pids_of", "wait_until", "with_default_signals"]
+__all__ = ["DEADLINE", "is_running", "pids_of", "unignore_signals", "wait_until"]
 
-#: Seconds after which a test gives up; far more than anything takes.
+#: Signals that nohup, cron and a shell's `&` tell a program, and all that it starts, to ignore.
+_OFTEN_IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+
+#: Seconds after which a test gives up waiting; far more than anything takes.
 DEADLINE = 30.0
-
-_RESET = (
-    "import os, signal, sys\n"
-    "for number in (signal.SIGINT, signal.SIGHUP):\n"
-    "    signal.signal(number, signal.SIG_DFL)\n"
-    "os.execvp(sys.argv[1], sys.argv[1:])\n"
-)
-
-
-def with_default_signals(command: Sequence[str | Path]) -> list[str]:
-    """Make a command that obeys SIGINT and SIGHUP, however the tests were started.
-
-    Under nohup and cron they are ignored, and children inherit that. A program in between resets
-    them, because Python code between fork and exec is not safe where the tests have threads.
-    """
-    return [sys.executable, "-c", _RESET, *map(str, command)]
 
 
 def pids_of(job: subprocess.Popen[str], n: int) -> list[int]:
@@ -49,5 +36,18 @@ def wait_until(condition: Callable[[], bool]) -> None:
     """Return when the condition is true; fail the test after the deadline."""
     deadline = time.monotonic() + DEADLINE
     while not condition():
-        assert time.monotonic() < deadline, f"not true after {DEADLINE:g} s"
+        assert time.monotonic() < deadline, f"it did not happen within {DEADLINE:g} s"
         time.sleep(0.02)
+
+
+def unignore_signals(also: Iterable[int] = ()) -> list[int]:
+    """Keep ignoring the signals that this process ignores, but let the programs it starts not.
+
+    A program inherits a signal that is ignored, but not a handler: it starts with the default
+    action, as it would from a terminal. So each such signal gets a handler that does nothing.
+    Signals in `also` get one in any case. Returns all of them.
+    """
+    ignored = {int(s) for s in _OFTEN_IGNORED if signal.getsignal(s) == signal.SIG_IGN}
+    for number in ignored.union(also):
+        signal.signal(number, lambda *_: None)
+    return sorted(ignored.union(also))

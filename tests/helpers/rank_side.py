@@ -1,4 +1,4 @@
-"""What a rank of a fault test has at hand: its script imports all names of this module."""
+"""What a rank of a fault test uses: its script imports all names of this module."""
 
 from __future__ import annotations
 
@@ -48,29 +48,35 @@ def say(**fields: Any) -> None:
 
 
 def hear() -> None:
-    """Wait for a word of the test."""
+    """Wait until the test calls `tell()`."""
     sys.stdin.readline()
 
 
-def start_reduce(group: Group, array: np.ndarray, blocking: bool = False) -> Work:
+def start_reduce(
+    group: Group, array: np.ndarray, blocking: bool = False, timeout: float | None = None
+) -> Work:
     memory = buffers.view(array)
-    return dispatch.all_reduce(group, memory, memory, ReduceOp.SUM, blocking=blocking)
+    return dispatch.all_reduce(
+        group, memory, memory, ReduceOp.SUM, blocking=blocking, timeout=timeout
+    )
 
 
-def reduce(group: Group, count: int = 1, blocking: bool = True) -> float:
+def reduce(
+    group: Group, count: int = 1, blocking: bool = True, timeout: float | None = None
+) -> float:
     """The sum of 1, 2, ... over the group's ranks, `count` times; all of them must agree."""
     array = np.full(count, group.rank + 1.0)
-    start_reduce(group, array, blocking).wait()
+    start_reduce(group, array, blocking, timeout).wait()
     assert (array == array[0]).all()
     return float(array[0])
 
 
-def recv(group: Group, peer: int) -> None:
-    dispatch.recv(group, buffers.view(np.zeros(4)), peer, 0)
+def recv(group: Group, peer: int, timeout: float | None = None) -> None:
+    dispatch.recv(group, buffers.view(np.zeros(4)), peer, 0, timeout=timeout)
 
 
 def fault(action: Callable[[], object]) -> dict[str, Any]:
-    """What the action raised, and after how many seconds; kind None if it came to a good end."""
+    """What the action raised, and after how many seconds; kind None if nothing."""
     began = time.monotonic()
     kind, text, ranks = None, "", ()
     try:

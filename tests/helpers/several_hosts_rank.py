@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tests.helpers import cases, oracle
-from tests.helpers.cases import Play
+from tests.helpers.cases import Case
 from unisono.core import buffers, dispatch, groups, objects
 from unisono.core.dtypes import ReduceOp
 from unisono.core.groups import Group
@@ -49,71 +49,71 @@ def by_host(world: Group) -> list[list[int]]:
     return list(found.values())
 
 
-def combinations(size: int) -> list[Play]:
+def combinations(size: int) -> list[Case]:
     """Every verb, with several dtypes, operators, counts, roots and uneven shares."""
     kinds = [("float32", ReduceOp.SUM), ("bfloat16", ReduceOp.AVG), ("int64", ReduceOp.SUM)]
     kinds += [("bool", ReduceOp.BXOR), ("float64", ReduceOp.MAX), ("complex64", ReduceOp.PRODUCT)]
     kinds += [("int32", ReduceOp.AVG), ("float16", ReduceOp.premul_sum(0.5))]
     found = [
-        Play(verb, dtype, count, op, (index + count) % size, None, index % 2 == 0, index)
+        Case(verb, dtype, count, op, (index + count) % size, None, index % 2 == 0, index)
         for verb in VERBS
         for index, (dtype, op) in enumerate(kinds)
         for count in COUNTS
     ]
-    found += [Play(verb, "int32", 257, root=root) for verb in cases.ROOTED for root in range(size)]
-    found += [Play(verb, "float32", LARGE, in_place=place) for verb in VERBS for place in (0, 1)]
+    found += [Case(verb, "int32", 257, root=root) for verb in cases.ROOTED for root in range(size)]
+    found += [Case(verb, "float32", LARGE, in_place=place) for verb in VERBS for place in (0, 1)]
     for salt in range(3):
         uneven = tuple((7 * rank + 1009 * salt) * (rank != salt) for rank in range(size))
-        found += [Play(verb, "float32", 0, counts=uneven, salt=salt) for verb in cases.COUNTED]
-    return [*found, Play("barrier", "", 0)]
+        found += [Case(verb, "float32", 0, counts=uneven, salt=salt) for verb in cases.COUNTED]
+    return [*found, Case("barrier", "", 0)]
 
 
-def play_verbs(world: Group) -> int:
+def run_verbs(world: Group) -> int:
     """Each call by itself."""
     every = combinations(world.size)
-    for play in every:
-        check(cases.start(world, play, blocking=True))
+    for case in every:
+        check(cases.start(world, case, blocking=True))
     return len(every)
 
 
-def play_at_once(world: Group) -> int:
+def run_overlapping(world: Group) -> int:
     """Many calls under way together, waited for from the last to the first."""
     every = [
-        Play(verb, "float32", count, root=salt % world.size, salt=salt)
+        Case(verb, "float32", count, root=salt % world.size, salt=salt)
         for salt, verb in enumerate(VERBS)
         for count in (300, LARGE)
     ]
-    running = [cases.start(world, play, blocking=False) for play in every]
+    running = [cases.start(world, case, blocking=False) for case in every]
     for each in reversed(running):
         check(each)
     return len(every)
 
 
-def play_groups(world: Group) -> int:
+def run_groups(world: Group) -> int:
     """Groups within a host, across hosts, in another order, and of one rank."""
     places = by_host(world)
     whole = [rank for ranks in places for rank in ranks]
     memberships = [*places, [ranks[0] for ranks in places], [ranks[-1] for ranks in places]]
     memberships += [whole[::-1], whole[1:], [whole[0], whole[-1]], [whole[1]]]
     children = [world.split(members) for members in memberships]
-    played = 0
+    made = 0
     for child in [*(each for each in children if each.rank >= 0), world]:
         for salt, verb in enumerate(VERBS):
-            play = Play(verb, "int64" if salt % 2 else "float32", 531, root=salt % child.size)
-            check(cases.start(child, play, blocking=salt % 3 > 0))
-            played += 1
+            case = Case(verb, "int64" if salt % 2 else "float32", 531, root=salt % child.size)
+            check(cases.start(child, case, blocking=salt % 3 > 0))
+            made += 1
     # A group of a group counts its ranks within that.
     if world.rank in whole[1:]:
         inner = children[len(places) + 3].split(range(len(whole) - 1)[::-1])
-        play = Play("all_reduce", "int64", 17)
-        check(cases.start(inner, play, blocking=True))
-        played += 1
+        case = Case("all_reduce", "int64", 17)
+        check(cases.start(inner, case, blocking=True))
+        made += 1
     for child in children:
         child.close()
-    return played
+    return made
 
 
-def play_messages(world: Group) -> int:
+def exchange_messages(world: Group) -> int:
     """A message from each rank to each other one, of several sizes, in turns."""
     received = 0
     for count in (1, 1009, LARGE):
@@ -135,13 +135,13 @@ def play_messages(world: Group) -> int:
 
 
 def crossed() -> tuple[int, int]:
-    """Bytes that this host has sent and received through its cable."""
+    """Bytes that this host has sent and received through its link."""
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == "eth0":
             counted = [int(word) for word in numbers.split()]
             return counted[8], counted[0]
-    raise AssertionError("this host has no cable")
+    raise AssertionError("this host has no link")
 
 
 def count_traffic(world: Group) -> list[dict[str, Any]]:
@@ -168,8 +168,8 @@ def _traffic_of(world: Group, group: Group, verb: str) -> tuple[int, int]:
     if group.rank >= 0:
         count = PAYLOAD // 4
         share = count if verb in ("all_reduce", "broadcast") else count // group.size
-        play = Play(verb, "int32", share)
-        cases.run(group, play)
+        case = Case(verb, "int32", share)
+        cases.run(group, case)
     dispatch.barrier(world)
     time.sleep(0.05)
     after = crossed()
@@ -196,7 +196,7 @@ def loop(world: Group) -> dict[str, Any]:
 # ---- the faces -----------------------------------------------------------------------------------
 
 
-def speak_torch(engine: str) -> dict[str, Any]:
+def call_torch(engine: str) -> dict[str, Any]:
     """What the PyTorch face gives; see `expected` in the test."""
     import unisono.torch.distributed as dist
 
@@ -211,8 +211,8 @@ def speak_torch(engine: str) -> dict[str, Any]:
     dist.reduce_scatter_tensor(part, given)
     spread = given.copy()
     dist.broadcast(spread, src=size - 1)
-    dealt = np.zeros_like(given)
-    dist.all_to_all_single(dealt, given)
+    exchanged = np.zeros_like(given)
+    dist.all_to_all_single(exchanged, given)
     names = [""] * size
     dist.all_gather_object(names, socket.gethostname())
     here = [other for other in range(size) if names[other] == names[rank]]
@@ -222,11 +222,11 @@ def speak_torch(engine: str) -> dict[str, Any]:
     dist.all_reduce(near, group=handles[tuple(here)])
     dist.barrier()
     dist.destroy_process_group()
-    return _told(total, joined, part, spread, dealt, near)
+    return _as_lists(total, joined, part, spread, exchanged, near)
 
 
-def speak_mindspore(engine: str) -> dict[str, Any]:
-    """The same in MindSpore's words."""
+def call_mindspore(engine: str) -> dict[str, Any]:
+    """What the MindSpore face gives, the same."""
     from unisono.mindspore import communication as comm
     from unisono.mindspore.communication import comm_func
 
@@ -238,7 +238,7 @@ def speak_mindspore(engine: str) -> dict[str, Any]:
     joined, _ = comm_func.all_gather_into_tensor(given)
     part, _ = comm_func.reduce_scatter_tensor(given)
     spread = comm_func.broadcast(given, src=size - 1)
-    dealt, _ = comm_func.all_to_all_single_with_output_shape(given.shape, given)
+    exchanged, _ = comm_func.all_to_all_single_with_output_shape(given.shape, given)
     names, _ = comm_func.all_gather_into_tensor(np.array([hash_of(socket.gethostname())]))
     teams = [[other for other in range(size) if names[other] == name] for name in set(names)]
     for team in sorted(teams):
@@ -247,7 +247,7 @@ def speak_mindspore(engine: str) -> dict[str, Any]:
     near, _ = comm_func.all_reduce(given, group="near")
     comm_func.barrier()
     comm.release()
-    return _told(total, joined, part, spread, dealt, near)
+    return _as_lists(total, joined, part, spread, exchanged, near)
 
 
 def hash_of(name: str) -> int:
@@ -255,8 +255,8 @@ def hash_of(name: str) -> int:
     return int.from_bytes(name.encode()[-7:], "big")
 
 
-def _told(*results: np.ndarray) -> dict[str, Any]:
-    keys = ("total", "joined", "part", "spread", "dealt", "near")
+def _as_lists(*results: np.ndarray) -> dict[str, Any]:
+    keys = ("total", "joined", "part", "spread", "exchanged", "near")
     return {key: result.tolist() for key, result in zip(keys, results, strict=True)}
 
 
@@ -306,30 +306,30 @@ def train(engine: str) -> dict[str, Any]:
 # ---- the job -------------------------------------------------------------------------------------
 
 CORE: dict[str, Callable[[Group, bool], Any]] = {
-    "verbs": play_verbs,
-    "at_once": play_at_once,
-    "groups": play_groups,
-    "messages": play_messages,
+    "verbs": run_verbs,
+    "overlapping": run_overlapping,
+    "groups": run_groups,
+    "messages": exchange_messages,
     "traffic": count_traffic,
     "loop": loop,
 }
 JOINING: dict[str, Callable[[str], Any]] = {
-    "torch": speak_torch,
-    "mindspore": speak_mindspore,
+    "torch": call_torch,
+    "mindspore": call_mindspore,
     "ddp": train,
 }
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run the parts with one engine after the other, and print what they give."""
-    while words:
-        end = words.index("--") if "--" in words else len(words)
-        told = run(words[0], words[1:end])
+    while arguments:
+        end = arguments.index("--") if "--" in arguments else len(arguments)
+        told = run(arguments[0], arguments[1:end])
         sys.stdout.write(json.dumps(told) + "\n")
         sys.stdout.flush()
         if "error" in told:
             return 1
-        words = words[end + 1 :]
+        arguments = arguments[end + 1 :]
     return 0
 
 

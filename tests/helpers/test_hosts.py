@@ -1,4 +1,4 @@
-"""The rig itself: hosts that are namespaces, with names, addresses and cables of their own."""
+"""Hosts that are namespaces, with names, addresses and links of their own."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 
 from tests.helpers import hosts
 from tests.helpers.hosts import Hosts
+from tests.helpers.leftovers import Leftovers
 from tests.helpers.paths import with_tests
 from tests.helpers.processes import wait_until
 
@@ -45,20 +46,20 @@ REACH = "import socket, sys; socket.create_connection((sys.argv[1], 5000), float
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Hosts]:
-    """Two hosts with plain cables."""
+    """Two hosts with plain links."""
     with Hosts(2) as made:
         yield made
 
 
-def python(*words: str) -> list[str]:
-    return [sys.executable, "-c", *words]
+def python(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", *arguments]
 
 
-def sent(rig: Hosts, source: int, target: int, count: int) -> float:
+def sent(cluster: Hosts, source: int, target: int, count: int) -> float:
     """Send so many bytes from one host to another by TCP; the seconds that it took."""
-    server = rig.popen(target, python(SERVER))
+    server = cluster.popen(target, python(SERVER))
     assert server.line() == "ready"
-    lasted = float(rig.run(source, python(CLIENT, rig.names[target], str(count))))
+    lasted = float(cluster.run(source, python(CLIENT, cluster.names[target], str(count))))
     assert int(server.line()) == count
     assert server.wait(20) == 0
     return lasted
@@ -81,9 +82,9 @@ def test_names_resolve_to_the_address_in_the_network(pair: Hosts) -> None:
         for other in range(2):
             found = pair.run(host, python(program, pair.names[other]))
             assert found.strip() == pair.addresses[other]
-    with Hosts(2, loopback=True) as rig:
-        assert rig.run(0, python(program, rig.names[0])).strip() == "127.0.1.1"
-        assert rig.run(1, python(program, rig.names[0])).strip() == rig.addresses[0]
+    with Hosts(2, loopback=True) as cluster:
+        assert cluster.run(0, python(program, cluster.names[0])).strip() == "127.0.1.1"
+        assert cluster.run(1, python(program, cluster.names[0])).strip() == cluster.addresses[0]
 
 
 def test_identities_differ_between_hosts_and_agree_within(pair: Hosts) -> None:
@@ -116,23 +117,24 @@ def test_traffic_is_counted(pair: Hosts) -> None:
         assert number < 0.1 * count
 
 
-def test_a_cut_cable_and_a_mended_one(pair: Hosts) -> None:
+def test_a_link_that_is_cut_and_one_that_is_back(pair: Hosts) -> None:
     sent(pair, 0, 1, 1000)
     pair.cut(1)
     failed = pair.popen(0, python(REACH, pair.names[1], "0.5"))
     assert failed.wait(20) != 0
     assert re.search("TimeoutError|No route to host", failed.err)
-    pair.mend(1)
+    pair.reconnect(1)
     sent(pair, 0, 1, 1000)
 
 
 @pytest.mark.skipif(hosts.why_not(rate=True) is not None, reason=str(hosts.why_not(rate=True)))
 def test_a_limited_rate() -> None:
-    with Hosts(2, rate="100mbit") as rig:
-        lasted = sent(rig, 0, 1, 5_000_000)
+    with Hosts(2, rate="100mbit") as cluster:
+        lasted = sent(cluster, 0, 1, 5_000_000)
     assert 0.3 < lasted < 4  # 0.4 s at this rate, less what the buckets let through
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(hosts.why_not(delay=True) is not None, reason=str(hosts.why_not(delay=True)))
 def test_a_delay() -> None:
     program = (
@@ -140,15 +142,15 @@ def test_a_delay() -> None:
         "try: socket.create_connection((sys.argv[1], 5001), 10)\n"
         "except ConnectionRefusedError: print(time.monotonic() - began)"
     )
-    with Hosts(2, delay=0.03) as rig:
-        lasted = float(rig.run(0, python(program, rig.names[1])))
-        # There and back, through two cables.
+    with Hosts(2, delay=0.03) as cluster:
+        lasted = float(cluster.run(0, python(program, cluster.names[1])))
+        # There and back, through two links.
         assert 0.12 <= lasted < 5
-        before = rig.traffic(1)
-        sent(rig, 0, 1, 100_000)
-        assert 100_000 < (rig.traffic(1) - before).received < 120_000
-        rig.cut(1)
-        assert rig.popen(0, python(REACH, rig.names[1], "0.5")).wait(20) != 0
+        before = cluster.traffic(1)
+        sent(cluster, 0, 1, 100_000)
+        assert 100_000 < (cluster.traffic(1) - before).received < 120_000
+        cluster.cut(1)
+        assert cluster.popen(0, python(REACH, cluster.names[1], "0.5")).wait(20) != 0
 
 
 def test_programs_that_fail(pair: Hosts) -> None:
@@ -186,9 +188,9 @@ def mounts() -> list[str]:
 def test_nothing_stays() -> None:
     before = devices(), mounts()
     mark = f"1{os.getpid()}"
-    with Hosts(2) as rig:
-        rig.popen(0, ["sleep", mark])
-        rig.popen(1, ["setsid", "nohup", "sleep", mark])
+    with Hosts(2) as cluster:
+        cluster.popen(0, ["sleep", mark])
+        cluster.popen(1, ["setsid", "nohup", "sleep", mark])
         wait_until(lambda: len(commands(f"sleep {mark}")) >= 2)
         assert (devices(), mounts()) == before
     assert commands(f"sleep {mark}") == []
@@ -200,9 +202,9 @@ def test_nothing_stays_of_a_test_run_that_was_killed() -> None:
     program = f"""
 import time
 from tests.helpers import hosts
-with hosts.Hosts(2, delay={0.001 if hosts.why_not(delay=True) is None else None}) as rig:
-    rig.popen(0, ["sleep", "{mark}"])
-    rig.popen(1, ["sleep", "{mark}"])
+with hosts.Hosts(2, delay={0.001 if hosts.why_not(delay=True) is None else None}) as cluster:
+    cluster.popen(0, ["sleep", "{mark}"])
+    cluster.popen(1, ["sleep", "{mark}"])
     print("ready", flush=True)
     time.sleep(60)
 """
@@ -216,13 +218,24 @@ with hosts.Hosts(2, delay={0.001 if hosts.why_not(delay=True) is None else None}
     wait_until(lambda: commands(mark) == [])
 
 
-def test_hosts_that_do_not_come_up_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_that_do_not_come_up_leave_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     began = time.monotonic()
-    monkeypatch.setattr(Hosts, "_cables", lambda self: ["false"])
-    before = len(commands("infinity"))
+    leftovers = Leftovers(tmp_path)
+    for name, value in leftovers.variables.items():
+        monkeypatch.setenv(name, value)
+    seen: list[int] = []
+
+    def fail(self: Hosts) -> list[str]:
+        seen.extend(leftovers.processes())
+        return ["false"]
+
+    monkeypatch.setattr(Hosts, "_add_links", fail)
     with pytest.raises(AssertionError, match="ended with 1"), Hosts(2):
         pass
-    wait_until(lambda: len(commands("infinity")) <= before)
+    assert len(seen) > 2, "the check does not see the processes of hosts"
+    leftovers.check()
     assert time.monotonic() - began < 20
 
 

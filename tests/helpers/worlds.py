@@ -1,7 +1,7 @@
 """Run a function on the ranks of an engine: threads here, or a pool of processes that is kept.
 
 `Worlds.run(engine, n, function, *args)` calls `function(group, *args)` on n ranks and returns the
-n results in rank order. With processes the function has to be importable, for it is pickled.
+n results in rank order. With processes the function has to be importable, because it is pickled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from unisono.core import groups, registry
 from unisono.engines.threads.engine import threads_world
@@ -23,7 +26,7 @@ from unisono.errors import PeerLost
 from unisono.launch.process import JobEnvironment
 
 DEADLINE = 60.0  # seconds for any one function
-_PATIENCE = 40.0  # seconds that an engine waits: less, because its own report says more
+_TIMEOUT = 40.0  # seconds that an engine waits: less, because its own report says more
 _GRACE = 5.0  # seconds for the other ranks to end once one has failed
 _POOLS = 4  # kept at a time: each holds n interpreters and their shared memory
 
@@ -44,13 +47,36 @@ def engines() -> list[str]:
     return chosen
 
 
-def sizes(engine: str) -> tuple[int, ...]:
-    """How many ranks a world has: alone, a pair, odd, even, more than cores.
+#: How many ranks a world has: alone, a pair, odd, even, more than cores. The engines of other
+#: libraries need fewer; hosts have equally many ranks or not, see host_pool.py.
+_SIZES = {"threads": (1, 2, 3, 4, 8), "shm": (1, 2, 3, 4, 8), "hybrid": (3, 4, 6)}
 
-    Upstream's engines need no crowd; hosts are even and uneven, see host_pool.py.
+#: Those of them that `make test` runs.
+_ESSENTIAL_SIZES = {"threads": (1, 2, 3), "shm": (1, 2, 3)}
+
+
+def _base(engine: str) -> str:
+    return engine.partition(":")[0]
+
+
+def sizes(engine: str) -> tuple[int, ...]:
+    """How many ranks the worlds of an engine have."""
+    return _SIZES.get(_base(engine), (2, 3))
+
+
+def marks(engine: str, n: int) -> tuple[pytest.MarkDecorator, ...]:
+    """What marks a test on n ranks of an engine."""
+    essential = n in _ESSENTIAL_SIZES.get(_base(engine), (3,))
+    return () if essential else (pytest.mark.thorough,)
+
+
+def is_essential(engine: str, path: Path) -> bool:
+    """Whether `make test` runs a file's tests on this engine.
+
+    What a face does above an engine is the same on all of them: `make test` has the faces on the
+    engines of one host, and the others only with the tests of engines.
     """
-    chosen = {"threads": (1, 2, 3, 4, 8), "shm": (1, 2, 3, 4, 8), "hybrid": (3, 4, 6)}
-    return chosen.get(engine.partition(":")[0], (2, 3))
+    return engine in ("threads", "shm") or path.parent.name == "engines"
 
 
 class Worlds:
@@ -65,16 +91,16 @@ class Worlds:
         n: int,
         function: Callable[..., Any],
         *args: Any,
-        timeout: float | None = None,
+        of_its_own: bool = False,
     ) -> list[Any]:
         """The n results of `function(group, *args)`; raises the error of the rank that failed.
 
-        A `timeout` for the engine's waits means a world of its own, for it may end up broken.
+        A function that may leave its world broken needs one `of_its_own`.
         """
         if engine == "threads":
-            return _run_threads(n, function, args, timeout or _PATIENCE)
-        if timeout is not None:
-            with contextlib.closing(_make_pool(engine, n, timeout)) as pool:
+            return _run_threads(n, function, args)
+        if of_its_own:
+            with contextlib.closing(_make_pool(engine, n)) as pool:
                 return pool.run(function, args)
         pool = self._pool(engine, n)
         try:
@@ -93,27 +119,26 @@ class Worlds:
         if pool is None:
             while len(self._pools) >= _POOLS:
                 self._pools.pop(next(iter(self._pools))).close()
-            pool = _make_pool(engine, n, _PATIENCE)
+            pool = _make_pool(engine, n)
         self._pools[engine, n] = pool
         return pool
 
 
-def _make_pool(engine: str, n: int, timeout: float) -> _Pool:
+def _make_pool(engine: str, n: int) -> _Pool:
     """Processes of this host, unless the engine needs mpiexec or several hosts."""
-    base = engine.partition(":")[0]
-    if base == "mpi":
+    if _base(engine) == "mpi":
         from tests.helpers.mpi_pool import MpiPool  # it builds on this module
 
-        return MpiPool(engine, n, timeout)
-    if base == "hybrid":
+        return MpiPool(engine, n, _TIMEOUT)
+    if _base(engine) == "hybrid":
         from tests.helpers.host_pool import HostsPool
 
-        return HostsPool(engine, n, timeout)
-    return _Pool(engine, n, timeout)
+        return HostsPool(engine, n, _TIMEOUT)
+    return _Pool(engine, n, _TIMEOUT)
 
 
 def _raise_first(failures: dict[int, BaseException], n: int) -> None:
-    """Raise the cause: a rank that lost its peer or waited in vain only suffers from it."""
+    """Raise the cause: ranks that lost a peer or ran into a timeout only suffer from it."""
     if failures:
         rank = min(failures, key=lambda r: (isinstance(failures[r], PeerLost | TimeoutError), r))
         failures[rank].add_note(f"on rank {rank} of {n}")
@@ -123,10 +148,8 @@ def _raise_first(failures: dict[int, BaseException], n: int) -> None:
 # ---- ranks that are threads ----------------------------------------------------------------------
 
 
-def _run_threads(
-    n: int, function: Callable[..., Any], args: tuple[Any, ...], timeout: float
-) -> list[Any]:
-    ranks = threads_world(n, timeout)
+def _run_threads(n: int, function: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
+    ranks = threads_world(n, _TIMEOUT)
     results: list[Any] = [None] * n
     failures: dict[int, BaseException] = {}
 
@@ -232,7 +255,7 @@ class _Pool:
 
 
 def _serve(pipe: Connection, engine: str, timeout: float, variables: dict[str, str]) -> None:
-    """The life of one process: join, then run what comes until the pipe is closed."""
+    """What one process does: join, then run what comes until the pipe is closed."""
     os.environ.update(variables)
     world = None
     with contextlib.suppress(EOFError, OSError):

@@ -18,7 +18,6 @@ from tests.helpers.processes import (
     is_running,
     pids_of,
     wait_until,
-    with_default_signals,
 )
 
 UNISONO = [sys.executable, "-c", "import sys; from unisono.cli import main; sys.exit(main())"]
@@ -69,7 +68,7 @@ def start() -> Iterator[Start]:
     jobs: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
-        command = with_default_signals([*prefix, *UNISONO, "run", *arguments])
+        command = [*prefix, *UNISONO, "run", *arguments]
         pipe = subprocess.PIPE
         jobs.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
         return jobs[-1]

@@ -19,7 +19,6 @@ from tests.helpers.processes import (
     is_running,
     pids_of,
     wait_until,
-    with_default_signals,
 )
 from unisono.core import groups
 from unisono.errors import (
@@ -218,7 +217,7 @@ if __name__ == "__main__":
     unisono.spawn(run_rank, 2, engine="shm")
 """)
     job = subprocess.Popen(
-        with_default_signals([sys.executable, program]),
+        [sys.executable, program],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

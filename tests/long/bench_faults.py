@@ -9,7 +9,6 @@ work afterwards.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import random
@@ -21,7 +20,8 @@ import time
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 
-from tests.helpers.jobs import Ranks, nothing_new_is_left
+from tests.helpers.jobs import Ranks
+from tests.helpers.leftovers import Leftovers
 from tests.helpers.paths import with_tests
 from tests.helpers.processes import wait_until
 
@@ -131,36 +131,28 @@ def launched(count: int, chance: random.Random) -> list[float]:
 def killed_launchers(count: int, chance: random.Random) -> list[float]:
     """Seconds from each of `count` deaths of `unisono run` until all its ranks are gone."""
     seconds: list[float] = []
-    nothing_is_left = nothing_new_is_left()
-    variables = {**os.environ, "PYTHONPATH": with_tests()}
-    with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
-        script.write(
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "script.py"
+        script.write_text(
             "from tests.helpers.rank_side import *\n"
             "world = groups.init()\nwhile True: reduce(world)"
         )
-        script.flush()
+        temporary = Path(folder) / "temporary"
+        temporary.mkdir()
+        leftovers = Leftovers(temporary)
+        variables = {**os.environ, "PYTHONPATH": with_tests(), **leftovers.variables}
         for _ in range(count):
             size = str(chance.randint(2, 4))
-            command = [sys.executable, "-m", "unisono", "run", "-n", size, script.name]
+            command = [sys.executable, "-m", "unisono", "run", "-n", size, str(script)]
             job = subprocess.Popen(command, env=variables, stdout=DEVNULL, stderr=DEVNULL)
             time.sleep(chance.uniform(0, 0.8))  # before there are ranks, or long after
             job.kill()
             killed = time.monotonic()
             job.wait()
-            wait_until(lambda: not _run_by(script.name))
+            wait_until(lambda: not leftovers.processes())
             seconds.append(time.monotonic() - killed)
-        nothing_is_left()
+        leftovers.check()
     return seconds
-
-
-def _run_by(script: str) -> list[str]:
-    """The processes that have this script on their command line."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if script in (process / "cmdline").read_text():
-                found.append(process.name)
-    return found
 
 
 def mismatches(count: int, chance: random.Random) -> list[float]:
@@ -173,10 +165,10 @@ def mismatches(count: int, chance: random.Random) -> list[float]:
                 rank.read()
             for _ in range(count // 4):
                 kind = chance.choice(["dtype", "operator", "count", "collective", "root"])
-                word = f"{kind} {chance.random()}\n".encode()
+                line = f"{kind} {chance.random()}\n".encode()
                 for rank in everyone:
                     assert rank.process.stdin is not None
-                    rank.process.stdin.write(word)
+                    rank.process.stdin.write(line)
                     rank.process.stdin.flush()
                 told = [rank.read() for rank in everyone]
                 assert {one["kind"] for one in told} == {"MismatchError"}, (kind, told)

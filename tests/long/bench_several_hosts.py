@@ -44,8 +44,8 @@ def main() -> int:
     if arguments.cyclic:
         place = list(range(arguments.hosts)) * arguments.ranks
     with Hosts(arguments.hosts, rate=arguments.rate, delay=arguments.delay / 2) as hosts:
-        words = [sys.executable, "-m", "tests.long.bench_several_hosts", "rank", arguments.sizes]
-        programs = hosts.ranks(place, words, {"OMP_NUM_THREADS": "1"})
+        command = [sys.executable, "-m", "tests.long.bench_several_hosts", "rank", arguments.sizes]
+        programs = hosts.ranks(place, command, {"OMP_NUM_THREADS": "1"})
         codes = [program.wait(600) for program in programs]
         if any(codes):
             print(*(program.err for program in programs), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Random calls under random kills, stops and delays, for as long as one likes: `make soak`.
+"""Random calls under random kills, stops and delays, for as long as you like: `make soak`.
 
 Jobs of 8 ranks run one after the other. Their ranks are forked from here, so that a job starts in
 milliseconds; some are killed, some stopped for a while. The survivors shrink their group and go
@@ -25,7 +25,7 @@ from typing import Any
 import unisono.engines.shm.engine  # noqa: F401  (loaded once, before the ranks are forked)
 from tests.long import soak_rank
 
-_PATIENCE = 90.0  # seconds for a job; far more than it takes, stops included
+_TIMEOUT = 90.0  # seconds for a job; far more than it takes, stops included
 _CALLS = 400  # that each rank of a job makes after the last loss
 _PACE = 0.15  # seconds between two faults, on average
 
@@ -54,7 +54,7 @@ class Rank:
 
 @dataclass
 class Job:
-    """One job of some ranks, and the faults that befall it."""
+    """One job of some ranks, and the faults that it meets."""
 
     seed: int
     size: int
@@ -76,7 +76,7 @@ class Job:
     def run(self) -> str:
         """What went wrong; empty if nothing did."""
         draw = random.Random(self.seed)
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _TIMEOUT
         next_fault = time.monotonic() + draw.random() * 4 * _PACE
         while sum(rank.ended() for rank in self.ranks) < self.size:
             now = time.monotonic()
@@ -127,18 +127,18 @@ class Job:
             if rank.status != 0 and not (rank.killed and rank.status == -signal.SIGKILL):
                 return f"rank {number} ended with {rank.status}: {told[number].get('wrong')}"
         if not self.faults["kills"] and any(told[number]["unstarted"] for number in left):
-            return f"ranks {left} did not meet"
+            return f"ranks {left} did not join"
         finals = {tuple(told[number]["members"]) for number in left}
         if len(finals) > 1:
             return f"survivors {left} disagree on who they are: {sorted(finals)}"
         for number in left:
-            for word in ("calls", "messages", "groups", "lost", "unstarted"):
-                self.faults[word] += told[number][word]
+            for name in ("calls", "messages", "groups", "lost", "unstarted"):
+                self.faults[name] += told[number][name]
         return ""
 
 
 def _be_rank(answer: int, rank: int, size: int, name: str, secret: str, seed: int) -> None:
-    """The life of a forked rank; never returns."""
+    """What a forked rank does; never returns."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the job
     os.environ.update(
@@ -146,11 +146,11 @@ def _be_rank(answer: int, rank: int, size: int, name: str, secret: str, seed: in
     )
     code = 1
     try:
-        words = str(soak_rank.soak(seed, _CALLS))
+        report = str(soak_rank.soak(seed, _CALLS))
         code = 0
     except BaseException:
-        words = traceback.format_exc()
-    os.write(answer, words.encode()[-60000:])
+        report = traceback.format_exc()
+    os.write(answer, report.encode()[-60000:])
     os._exit(code)
 
 
@@ -162,8 +162,9 @@ def _tell(pid: int, number: int) -> None:
 
 
 def _held() -> tuple[int, int]:
-    """Descriptors of this process, and files in shared memory."""
-    return len([*Path("/proc/self/fd").iterdir()]), len([*Path("/dev/shm").iterdir()])
+    """Descriptors of this process, and files of jobs in shared memory; others have theirs there."""
+    shared = [path for path in Path("/dev/shm").iterdir() if "unisono" in path.name]
+    return len([*Path("/proc/self/fd").iterdir()]), len(shared)
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """One rank of the soak: random calls on random groups, each compared with NumPy, bit for bit.
 
-All ranks draw the same calls from one stream of random numbers, which begins anew whenever the
+All ranks draw the same calls from one stream of random numbers, which starts again whenever the
 group has shrunk: it depends on nothing but the seed and who is left.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tests.helpers import cases
-from tests.helpers.cases import Play, Running
+from tests.helpers.cases import Case, Running
 from unisono.core import buffers, dispatch, dtypes, groups
 from unisono.core.dtypes import ReduceOp
 from unisono.core.groups import Group
@@ -26,8 +26,8 @@ __all__ = ["Soaked", "soak"]
 
 DEADLINE = 60.0  # seconds of the groups; nothing takes so long, stops included
 FEWEST = 2  # with fewer ranks there is nothing to do
-_UNDER_WAY = 6  # asynchronous calls at once
-_GROUPS = 5  # subgroups at once
+_UNDER_WAY = 6  # asynchronous calls at the same time
+_GROUPS = 5  # subgroups at the same time
 _COUNTS = (0, 1, 2, 3, 7, 64, 257, 1000)
 _LARGE = (4096, 20011, 70001)
 _PREMUL = ReduceOp.premul_sum(0.5)
@@ -73,7 +73,7 @@ def _shrunk(group: Group) -> Group:
         try:
             return group.shrink()
         except PeerLost:
-            continue  # one more was lost meanwhile
+            continue  # one more was lost in the meantime
 
 
 class _Round:
@@ -94,7 +94,7 @@ class _Round:
             self._settle()
             dispatch.barrier(self._world)
         finally:
-            # Whoever waits in one of them for us is told that we have left.
+            # Ranks that wait for us in one of them are told that we have left.
             for group in self._groups:
                 group.close()
             self._give_up()
@@ -138,11 +138,11 @@ class _Round:
 
     def _call(self, number: int) -> None:
         group = self._random.choice([self._world, *self._groups])
-        play = _drawn(self._random, group.size, number)
+        case = _drawn(self._random, group.size, number)
         blocking = self._random.random() < 0.6
         if group.rank < 0:
             return
-        running = cases.start(group, play, blocking)
+        running = cases.start(group, case, blocking)
         self._soaked.calls += 1
         if blocking:
             running.check()
@@ -153,17 +153,17 @@ class _Round:
 
     def _message(self, number: int) -> None:
         size = self._world.size
-        giver, taker = self._random.sample(range(size), 2)
+        sender, receiver = self._random.sample(range(size), 2)
         count = self._random.choice(_COUNTS)
-        data = np.random.default_rng([number, giver]).integers(0, 255, count, np.uint8)
-        if self._world.rank == giver:
-            dispatch.send(self._world, buffers.view(data), taker, number)
-        elif self._world.rank == taker:
+        data = np.random.default_rng([number, sender]).integers(0, 255, count, np.uint8)
+        if self._world.rank == sender:
+            dispatch.send(self._world, buffers.view(data), receiver, number)
+        elif self._world.rank == receiver:
             room = np.zeros(count, np.uint8)
-            source = None if number % 3 == 0 else giver
+            source = None if number % 3 == 0 else sender
             work = dispatch.recv(self._world, buffers.view(room), source, number)
-            assert (room == data).all(), f"message {number} of {giver} to {taker}"
-            assert work.source == giver
+            assert (room == data).all(), f"message {number} of {sender} to {receiver}"
+            assert work.source == sender
             self._soaked.messages += 1
 
 
@@ -173,7 +173,7 @@ def _operators(dtype: dtypes.DType) -> Iterator[ReduceOp]:
             yield op
 
 
-def _drawn(draw: random.Random, size: int, salt: int) -> Play:
+def _drawn(draw: random.Random, size: int, salt: int) -> Case:
     verb = draw.choice([*cases.MOVES, *cases.REDUCTIONS, "all_reduce", "barrier"])
     able = [
         dtype for dtype in dtypes.DTYPES if verb not in cases.REDUCTIONS or any(_operators(dtype))
@@ -185,4 +185,4 @@ def _drawn(draw: random.Random, size: int, salt: int) -> Play:
     if verb in cases.COUNTED and draw.random() < 0.3:
         counts = tuple(draw.choice(_COUNTS) for _ in range(size))
     in_place = draw.random() < 0.3 and not (verb == "all_to_all" and counts is not None)
-    return Play(verb, dtype.name, count, op, draw.randrange(size), counts, in_place, salt % 4)
+    return Case(verb, dtype.name, count, op, draw.randrange(size), counts, in_place, salt % 4)

@@ -24,8 +24,6 @@ from tests.helpers.jobs import Ranks, state_of
 from tests.helpers.processes import DEADLINE, wait_until
 from unisono.launch.process import JobEnvironment
 
-pytestmark = pytest.mark.alone
-
 UNISONO = [sys.executable, "-c", "import sys; from unisono.cli import main; sys.exit(main())"]
 
 #: Wide enough that no line is wrapped.

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import cases, hosts, oracle
-from tests.helpers.mpi_cases import PRELUDE, SOON, call, error_of, heard, job, play, run
+from tests.helpers.mpi_cases import PRELUDE, SOON, call, error_of, heard, job, on_ranks, run
 from unisono.core import buffers, dispatch, registry
 from unisono.core.dtypes import ReduceOp
 from unisono.core.groups import Group
@@ -123,7 +123,7 @@ say(**fault(lambda: groups.init("mpi", 30)))
 def run_alone(body: str, **variables: str) -> list[dict[str, Any]]:
     """What a process says that mpiexec did not start."""
     paths = os.pathsep.join(filter(None, sys.path))
-    with tempfile.TemporaryDirectory() as folder:  # without mpiexec Open MPI tidies up nothing
+    with tempfile.TemporaryDirectory() as folder:  # without mpiexec Open MPI removes nothing
         done = subprocess.run(
             [*hosts.own_memory(), sys.executable, "-c", PRELUDE + body],
             env={**os.environ, **variables, "PYTHONPATH": paths, "TMPDIR": folder},
@@ -145,6 +145,7 @@ def test_ranks_that_mpiexec_did_not_start() -> None:
     assert "rank 1 of 2" in line["text"] and "mpiexec -n 2" in line["text"]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 def test_the_pytorch_face_under_mpiexec() -> None:
     body = """
@@ -199,7 +200,7 @@ def in_any_order(group: Group) -> int:
 
 
 def test_sums_in_the_order_of_mpi() -> None:
-    assert play(4, in_any_order, kind="mpi:unordered") == [4 * 3 * 6 + 2 * 3 * 4] * 4
+    assert on_ranks(4, in_any_order, kind="mpi:unordered") == [4 * 3 * 6 + 2 * 3 * 4] * 4
 
 
 def among_many(group: Group) -> None:
@@ -214,7 +215,7 @@ def among_many(group: Group) -> None:
 
 
 def test_small_sums_of_many_ranks() -> None:
-    play(3, among_many)
+    on_ranks(3, among_many)
 
 
 def in_small_pieces(group: Group) -> None:
@@ -224,11 +225,11 @@ def in_small_pieces(group: Group) -> None:
     for verb in cases.REDUCTIONS + cases.MOVES:
         for dtype, op in (("float32", ReduceOp.SUM), ("int16", ReduceOp.AVG)):
             for in_place in (True, False):
-                cases.run(group, cases.Play(verb, dtype, 5003, op, 1, in_place=in_place))
+                cases.run(group, cases.Case(verb, dtype, 5003, op, 1, in_place=in_place))
 
 
 def test_calls_in_pieces() -> None:
-    play(3, in_small_pieces)
+    on_ranks(3, in_small_pieces)
 
 
 def test_a_kind_that_does_not_exist() -> None:
@@ -243,7 +244,7 @@ def bad_tags(group: Group) -> list[str]:
 
 
 def test_tags_out_of_range() -> None:
-    for text in play(1, bad_tags)[0]:
+    for text in on_ranks(1, bad_tags)[0]:
         assert text.startswith("ArgumentError tag ") and "out of range" in text
 
 
@@ -256,7 +257,7 @@ def closed(group: Group) -> list[str]:
 
 
 def test_closing_twice() -> None:
-    assert play(2, closed) == [["NotReady", "NotReady"]] * 2
+    assert on_ranks(2, closed) == [["NotReady", "NotReady"]] * 2
 
 
 # ---- large counts --------------------------------------------------------------------------------
@@ -299,6 +300,7 @@ def large(group: Group) -> None:
         assert array[-1] == 60 + (LARGE - 1) % 5
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(free_memory() < NEEDED, reason="needs 12 GiB of free memory")
 def test_counts_beyond_31_bits() -> None:
-    play(2, large, timeout=100)  # some gigabytes, on whatever else there is to do
+    on_ranks(2, large, timeout=100)  # some gigabytes, on whatever else there is to do

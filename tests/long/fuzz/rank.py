@@ -34,8 +34,8 @@ from unisono.engines.threads.engine import threads_world
 from unisono.errors import UnisonoError
 from unisono.launch.process import ReservedPort
 
-#: Seconds that a rank waits in vain for another; a world that starts has much more time.
-PATIENCE = float(os.environ.get("FUZZ_PATIENCE", "0.25"))
+#: Seconds that a rank waits for another; a world that starts has much more time.
+TIMEOUT = float(os.environ.get("FUZZ_TIMEOUT", "0.25"))
 _START = 60.0
 
 
@@ -71,7 +71,7 @@ class LyingArray:
 
 
 class Index:
-    """A number for whoever asks by `__index__`."""
+    """A number only by `__index__`."""
 
     def __init__(self, value: int) -> None:
         self.value = value
@@ -183,7 +183,7 @@ class Rank:
         self.own = sorted(groups.world()._state.named)
         for group in groups.world()._state.named.values():
             if group.engine is not None:
-                group.engine.timeout = PATIENCE
+                group.engine.timeout = TIMEOUT
 
     def settle_alone(self) -> None:
         """No world at all: what calls do before init."""
@@ -243,15 +243,15 @@ class Rank:
             named[name].close()
         return sorted(named) != self.own
 
-    def check(self, patience: float) -> dict[str, Any]:
+    def check(self, timeout: float) -> dict[str, Any]:
         """A right call must still be right."""
         if not self.own:
             return {"kind": "result", "bad": False}
         value = np.arange(5.0) + self.me
         try:
-            groups.world().engine.timeout = patience
+            groups.world().engine.timeout = timeout
             _NAMES["dist"].all_reduce(value)
-            groups.world().engine.timeout = PATIENCE
+            groups.world().engine.timeout = TIMEOUT
         except UnisonoError as error:
             return {"kind": _public_name(error), "text": str(error), "bad": False}
         right = np.arange(5.0) * self.size + sum(range(self.size))
@@ -318,12 +318,12 @@ def _answer(rank: Rank, command: dict[str, Any], renew: Any) -> dict[str, Any]:
         renew()
         return {}
     if command["do"] == "check":
-        return rank.check(command["patience"])
+        return rank.check(command["timeout"])
     return rank.run(command["call"])
 
 
 def serve(me: int, size: int, world: str) -> None:
-    """The life of a rank that is a process."""
+    """What a rank that is a process does."""
     rank = Rank(me, size)
 
     def renew() -> None:

@@ -32,7 +32,7 @@ class Plan:
     kind: str
     size: int
     share: float
-    patience: float
+    timeout: float
     differing: bool = False
 
 
@@ -118,7 +118,7 @@ def fuzz(cases: int, start: int, plans: Sequence[Plan] = PLANS) -> Report:
 def _fuzz_one(plan: Plan, cases: int, start: int, report: Report) -> None:
     strategy = pairs() if plan.differing else calls()
     recent: list[str] = []
-    with World(plan.kind, plan.size, plan.patience) as world:
+    with World(plan.kind, plan.size, plan.timeout) as world:
 
         @seed(start)
         @settings(

@@ -124,7 +124,7 @@ GROUPS = st.one_of(
         "np.str_('pair')",
     ),
 )
-#: None of them is long: whoever waits for a rank that does not come waits as long as it is told.
+#: None of them is long: a call waits all of it for a rank that does not come.
 TIMEOUTS = st.one_of(
     _one_of("None", "timedelta(seconds=0.2)", "timedelta(milliseconds=50)"),
     _one_of("timedelta(0)", "timedelta(seconds=-1)", "timedelta.min", "timedelta(microseconds=1)"),

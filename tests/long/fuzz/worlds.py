@@ -1,4 +1,4 @@
-"""The worlds of a fuzz run: processes that make calls, watched for crashes and for silence."""
+"""The worlds of a fuzz run: processes that make calls, watched for crashes and hangs."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ class _Process:
         self._process.stdin.write(json.dumps(command).encode() + b"\n")
         self._process.stdin.flush()
 
-    def read(self, patience: float) -> list[dict[str, Any]]:
+    def read(self, timeout: float) -> list[dict[str, Any]]:
         """The answers of the ranks in this process; what it died of, or that it hangs."""
         assert self._process.stdout is not None
-        end = time.monotonic() + patience
+        end = time.monotonic() + timeout
         while b"\n" not in self._unread:
             left = max(0.0, end - time.monotonic())
             if not select.select([self._process.stdout], [], [], left)[0]:
                 self._process.send_signal(signal.SIGUSR1)  # it shows where each thread is
                 time.sleep(1)
-                return [{"kind": "hang", "text": "", "bad": True, "trace": self._last_words()}]
+                return [{"kind": "hang", "text": "", "bad": True, "trace": self._stderr()}]
             more = os.read(self._process.stdout.fileno(), 1 << 16)
             if not more:
                 code = self._process.wait()
                 text = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-                return [{"kind": "crash", "text": text, "bad": True, "trace": self._last_words()}]
+                return [{"kind": "crash", "text": text, "bad": True, "trace": self._stderr()}]
             self._unread += more
         line, _, self._unread = self._unread.partition(b"\n")
         return json.loads(line)
 
-    def _last_words(self) -> str:
+    def _stderr(self) -> str:
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace")[-4000:]
 
@@ -81,10 +81,10 @@ class _Process:
 class World:
     """Ranks that get calls: `kind` is threads or shm, or none for a process that has no world."""
 
-    def __init__(self, kind: str, size: int, patience: float) -> None:
+    def __init__(self, kind: str, size: int, timeout: float) -> None:
         self.kind = kind
         self.size = size
-        self._variables = {"FUZZ_PATIENCE": str(patience), "UNISONO_TIMEOUT": "1"}
+        self._variables = {"FUZZ_TIMEOUT": str(timeout), "UNISONO_TIMEOUT": "1"}
         self._processes: list[_Process] = []
         self._doubtful = False
 
@@ -112,8 +112,9 @@ class World:
         """Make a right call; an error is in order only after a call that ended in a timeout."""
         if not self._processes:
             return []
-        # A sound world must not fail because the host is busy; one that is out of step will fail.
-        self._tell({"do": "check", "patience": 0.2 if self._doubtful else SILENCE / 2})
+        # A world that works must not fail because the host is busy. One whose ranks are in
+        # different calls fails in any case.
+        self._tell({"do": "check", "timeout": 0.2 if self._doubtful else SILENCE / 2})
         answers = self._read(SILENCE)
         for answer in answers:
             if answer["kind"] not in ("result", "wrong sum") and not self._doubtful:
@@ -159,8 +160,8 @@ class World:
                 del mine["calls"]
             process.tell(mine)
 
-    def _read(self, patience: float) -> list[dict[str, Any]]:
-        return [answer for process in self._processes for answer in process.read(patience)]
+    def _read(self, timeout: float) -> list[dict[str, Any]]:
+        return [answer for process in self._processes for answer in process.read(timeout)]
 
     def _end(self) -> None:
         for process in self._processes:
