@@ -14,7 +14,7 @@ from typing import IO
 
 from unisono.errors import LaunchError
 
-__all__ = ["Output"]
+__all__ = ["LabelledOutput"]
 
 #: A line of more bytes is printed in pieces, so that it need not fit into memory.
 _LONGEST = 1 << 20
@@ -79,7 +79,7 @@ class _Stream:
         return self.target is not None or self.log is not None
 
 
-class Output:
+class LabelledOutput:
     """A thread that reads the pipes of all ranks.
 
     One thread prints for all of them, so the lines of two ranks never mix.

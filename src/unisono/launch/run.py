@@ -21,7 +21,7 @@ from unisono.launch.job_spec import (
     read_programs,
 )
 from unisono.launch.outcome import RankOutcome, culprit, exit_text
-from unisono.launch.output import Output
+from unisono.launch.output import LabelledOutput
 from unisono.launch.supervisor import EndPolicy, Supervisor
 
 __all__ = ["configure", "main", "run"]
@@ -60,7 +60,7 @@ def run(
     commands = list(command_lines(programs))
     variables = _variables(engine, timeout)
     with _blocked_signals() as signals:
-        output = Output(log_dir)
+        output = LabelledOutput(log_dir)
         with Supervisor(len(commands), _POLICY, bind=bind) as supervisor:
             for rank, command in enumerate(commands):
                 process = supervisor.start(
