@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.jobs import Ranks, state_of
-from tests.helpers.processes import DEADLINE, wait_until
+from tests.helpers.processes import DEADLINE, wait_until, with_default_signals
 from unisono.launch.process import JobEnvironment
 
 pytestmark = pytest.mark.alone
@@ -136,7 +136,8 @@ def test_it_follows_a_job_to_its_end() -> None:
 def follow(*words: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
     """A top that runs beside the test, and not longer."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-    with subprocess.Popen([*UNISONO, "top", *words], env=WIDE, **options) as top:
+    command = with_default_signals([*UNISONO, "top", *words])
+    with subprocess.Popen(command, env=WIDE, **options) as top:
         try:
             yield top
         finally:
