@@ -385,7 +385,7 @@ def lists_of_two_lengths(world):
 
 @pytest.mark.needs("mismatch")
 def test_broadcast_object_list_of_two_lengths_is_a_mismatch(world):
-    assert world(2, lists_of_two_lengths, timeout=20) == [True, True]
+    assert world(2, lists_of_two_lengths, of_its_own=True) == [True, True]
 
 
 # ---- deadlines -----------------------------------------------------------------------------------
@@ -407,6 +407,6 @@ def wait_for_rank_1(world, asynchronous):
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asynchronous"])
 def test_a_barrier_keeps_its_own_deadline(world, asynchronous):
-    ranks, seconds = world(2, wait_for_rank_1, asynchronous, timeout=40)[0]
+    ranks, seconds = world(2, wait_for_rank_1, asynchronous, of_its_own=True)[0]
     assert ranks == (1,)
     assert seconds < 30, "it waited for the group's timeout"

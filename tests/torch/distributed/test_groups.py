@@ -195,7 +195,7 @@ def one_is_late(world):
 
 
 def test_monitored_barrier_names_who_is_missing(world):
-    assert world(RANKS, one_is_late, timeout=30)[1] == (2,)
+    assert world(RANKS, one_is_late, of_its_own=True)[1] == (2,)
 
 
 # ---- the shape of the module ---------------------------------------------------------------------
