@@ -33,8 +33,8 @@ from unisono.errors import (
 pytest.importorskip("msgpack")
 
 FACES = ["unisono.torch.distributed", "unisono.mindspore.mint.distributed"]
-PLACES = ["threads", "shm"]
-both = pytest.mark.parametrize("place", PLACES)
+ENGINES = ["threads", "shm"]
+both = pytest.mark.parametrize("engine_name", ENGINES)
 faces = pytest.mark.parametrize("face", FACES)
 
 
@@ -57,9 +57,9 @@ class Bomb:
         return Path.touch, (Path(self.path),)
 
 
-def run_ranks(function: Any, n: int, *args: Any, place: str) -> list[Any]:
+def run_ranks(function: Any, n: int, *args: Any, engine_name: str) -> list[Any]:
     """Its own errors are results: where ranks are processes, spawn would wrap them."""
-    return unisono.spawn(outcome, n, function, *args, engine=place, timeout=60)
+    return unisono.spawn(outcome, n, function, *args, engine=engine_name, timeout=60)
 
 
 def outcome(function: Any, *args: Any) -> Any:
@@ -256,8 +256,8 @@ def every_call(face: str) -> list[Any]:
 @both
 @faces
 @pytest.mark.usefixtures("plain")
-def test_every_call_of_a_face(face: str, place: str) -> None:
-    for rank, seen in enumerate(run_ranks(every_call, 3, face, place=place)):
+def test_every_call_of_a_face(face: str, engine_name: str) -> None:
+    for rank, seen in enumerate(run_ranks(every_call, 3, face, engine_name=engine_name)):
         assert seen[0] == [(each, [each] * 3, (each, None)) for each in range(3)]
         assert seen[1] == [("a", 1), {1}]
         assert seen[2] == (["", "x", "xx"] if rank == 2 else [None] * 3)
@@ -293,8 +293,10 @@ def one_bad_object(face: str, name: str, bad: Any, sender: int) -> list[Any]:
 @faces
 @pytest.mark.parametrize("name", essential(1, ["all_gather", "gather", "broadcast", "scatter"]))
 @pytest.mark.usefixtures("plain")
-def test_no_rank_waits_for_an_object_that_is_refused(face: str, place: str, name: str) -> None:
-    seen = run_ranks(one_bad_object, 3, face, name, Unknown, 1, place=place)
+def test_no_rank_waits_for_an_object_that_is_refused(
+    face: str, engine_name: str, name: str
+) -> None:
+    seen = run_ranks(one_bad_object, 3, face, name, Unknown, 1, engine_name=engine_name)
     assert seen[1][0] == "ArgumentTypeError" and "Unknown is not plain data" in seen[1][1]
     assert seen[0][0] == "ArgumentTypeError" and "rank 1 could not send" in seen[0][1]
     assert "Unknown" in seen[0][1]
@@ -303,7 +305,7 @@ def test_no_rank_waits_for_an_object_that_is_refused(face: str, place: str, name
 
 @pytest.mark.parametrize("name", essential(1, ["all_gather", "broadcast", "scatter"]))
 def test_no_rank_waits_for_an_object_that_pickle_refuses(name: str) -> None:
-    seen = run_ranks(one_bad_object, 3, FACES[0], name, threading.Lock, 1, place="shm")
+    seen = run_ranks(one_bad_object, 3, FACES[0], name, threading.Lock, 1, engine_name="shm")
     assert seen[1] == ("TypeError", "cannot pickle '_thread.lock' object")
     for other in (0, 2):
         assert seen[other][0] == "ArgumentTypeError" and "_thread.lock" in seen[other][1]
@@ -320,8 +322,8 @@ def bad_message(face: str) -> None:
 @both
 @faces
 @pytest.mark.usefixtures("plain")
-def test_nobody_waits_for_a_message_that_is_refused(face: str, place: str) -> None:
-    seen = run_ranks(bad_message, 2, face, place=place)
+def test_nobody_waits_for_a_message_that_is_refused(face: str, engine_name: str) -> None:
+    seen = run_ranks(bad_message, 2, face, engine_name=engine_name)
     assert seen[0][0] == seen[1][0] == "ArgumentTypeError"
     assert "Unknown is not plain data" in seen[0][1]
     assert "rank 0 could not send its object" in seen[1][1] and seen[1][2] == (0,)
@@ -352,7 +354,7 @@ def mixed(face: str, path: str) -> list[str]:
 @faces
 def test_ranks_that_disagree_about_pickle(face: str, tmp_path: Path) -> None:
     path = tmp_path / "ran"
-    first, second = run_ranks(mixed, 2, face, str(path), place="shm")
+    first, second = run_ranks(mixed, 2, face, str(path), engine_name="shm")
     assert "rank 1 sends objects as with UNISONO_PICKLE=0, this rank has 1" in first[0]
     assert "rank 0 sends objects as with UNISONO_PICKLE=1, this rank has 0" in second[0]
     assert first[1] == "" and second[1] == second[0]
@@ -374,15 +376,15 @@ def hostile(path: str, mark: bytes) -> Any:
 @both
 @pytest.mark.parametrize("mark", [b"P", b"M", b"", b"R"], ids=["P", "M", "none", "R"])
 @pytest.mark.usefixtures("plain")
-def test_a_hostile_pickle_does_not_run(place: str, mark: bytes, tmp_path: Path) -> None:
-    seen = run_ranks(hostile, 2, str(tmp_path / "ran"), mark, place=place)
+def test_a_hostile_pickle_does_not_run(engine_name: str, mark: bytes, tmp_path: Path) -> None:
+    seen = run_ranks(hostile, 2, str(tmp_path / "ran"), mark, engine_name=engine_name)
     assert seen[1][0] in ("MismatchError", "ArgumentError", "ArgumentTypeError"), seen[1]
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_hostile_pickle_runs_where_pickle_is_allowed(tmp_path: Path) -> None:
     """The same bomb goes off without the switch, so the tests above can fail."""
-    run_ranks(hostile, 2, str(tmp_path / "ran"), b"P", place="shm")
+    run_ranks(hostile, 2, str(tmp_path / "ran"), b"P", engine_name="shm")
     assert (tmp_path / "ran").exists()
 
 
@@ -396,6 +398,6 @@ def without_msgpack() -> Any:
 
 @pytest.mark.usefixtures("plain")
 def test_msgpack_is_missing() -> None:
-    for kind, text, _ in run_ranks(without_msgpack, 2, place="shm"):
+    for kind, text, _ in run_ranks(without_msgpack, 2, engine_name="shm"):
         assert kind == "Unsupported"
         assert "pip install 'unisono[msgpack]'" in text

@@ -65,7 +65,7 @@ UNISONO = {
 
 
 @pytest.mark.parametrize(
-    ("environ", "place"),
+    ("environ", "expected"),
     [
         (UNISONO, (1, 2, 1, 2, "unisono")),
         ({"UNISONO_RANK": "1", "UNISONO_SIZE": "2", "UNISONO_JOB": "j"}, (1, 2, 1, 2, "unisono")),
@@ -83,9 +83,10 @@ UNISONO = {
         ({"RANK": "0", "WORLD_SIZE": "1"}, (0, 1, 0, 1, "environment")),
     ],
 )
-def test_place(environ: dict[str, str], place: tuple[int, int, int, int, str]) -> None:
+def test_rank_and_size(environ: dict[str, str], expected: tuple[int, int, int, int, str]) -> None:
     launch = environment.find(environ)
-    assert (launch.rank, launch.size, launch.local_rank, launch.local_size, launch.source) == place
+    found = (launch.rank, launch.size, launch.local_rank, launch.local_size, launch.source)
+    assert found == expected
     assert launch.one_host == (launch.size == launch.local_size)
 
 
@@ -207,12 +208,12 @@ from pathlib import Path
 from unisono.core import rendezvous
 from unisono.core import environment, rendezvous
 launch = environment.find()
-place = [launch.rank, launch.size, launch.local_rank, launch.local_size, launch.source, launch.job]
-Path(sys.argv[1], f"{launch.rank}.json").write_text(json.dumps(place))
+found = [launch.rank, launch.size, launch.local_rank, launch.local_size, launch.source, launch.job]
+Path(sys.argv[1], f"{launch.rank}.json").write_text(json.dumps(found))
 """
 
 
-def places(directory: Path) -> list[list[object]]:
+def launches(directory: Path) -> list[list[object]]:
     return [json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))]
 
 
@@ -220,7 +221,7 @@ def start(command: list[str], directory: Path) -> list[list[object]]:
     directory.mkdir()
     done = subprocess.run([*command, str(directory)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    return places(directory)
+    return launches(directory)
 
 
 @pytest.mark.thorough

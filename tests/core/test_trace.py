@@ -31,14 +31,14 @@ FIELDS = [
 
 
 def script(folder: Path, text: str) -> str:
-    """The body of a rank that runs `text` as a file of its own, so that its lines have a place."""
+    """The body of a rank that runs `text` as a file of its own, so that its lines have numbers."""
     path = folder / "train.py"
     path.write_text(f"from tests.helpers.rank_side import *\n{text}")
     return f"import runpy\nrunpy.run_path({str(path)!r})"
 
 
 def line_of(folder: Path, mark: str) -> str:
-    """The place of the line that holds a mark."""
+    """File and number of the line that holds a mark."""
     lines = (folder / "train.py").read_text().splitlines()
     return f"train.py:{1 + next(i for i, line in enumerate(lines) if mark in line)}"
 

@@ -153,9 +153,9 @@ def test_callbacks_run_once(world):
 
 
 def failing_callback(group: Group) -> list[str]:
-    """The result could not be put in its place: every look at the work tells why."""
+    """The result could not be delivered: every use of the work raises the reason."""
     running = cases.start(group, Case("all_reduce", "float64", 33), blocking=False)
-    running.work.then(lambda: {}["no place"])
+    running.work.then(lambda: {}["no room"])
     seen = []
     for look in (running.work.wait, running.work.result, running.work.wait):
         try:
@@ -168,7 +168,7 @@ def failing_callback(group: Group) -> list[str]:
 
 
 def test_a_failing_callback_is_the_error_of_its_call(world):
-    assert world(2, failing_callback) == [["'no place'"] * 3 + ["True", "KeyError"]] * 2
+    assert world(2, failing_callback) == [["'no room'"] * 3 + ["True", "KeyError"]] * 2
 
 
 def dropped(group: Group) -> None:

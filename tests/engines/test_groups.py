@@ -47,9 +47,9 @@ def test_random_subgroups(world, ranks):
     memberships = draw_memberships(7 * ranks, ranks, 8)
     found = world(ranks, run_on_groups, memberships)
     for rank in range(ranks):
-        for members, place in zip(memberships, found[rank], strict=True):
+        for members, told in zip(memberships, found[rank], strict=True):
             expected = members.index(rank) if rank in members else -1
-            assert place == (expected, len(members))
+            assert told == (expected, len(members))
 
 
 def test_reversed_ranks_and_a_copy_of_the_world(world, ranks):

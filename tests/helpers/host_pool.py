@@ -24,8 +24,8 @@ class HostsPool(SocketPool):
         """Start the ranks, one host after the other, so that neighbours are on different hosts."""
         self._stack = contextlib.ExitStack()
         hosts = self._stack.enter_context(Hosts(max(2, (n + 1) // 2)))
-        places = [rank % len(hosts.names) for rank in range(n)]
-        self._programs: list[Program] = hosts.ranks(places, [sys.executable, *command])
+        hosts_of_ranks = [rank % len(hosts.names) for rank in range(n)]
+        self._programs: list[Program] = hosts.ranks(hosts_of_ranks, [sys.executable, *command])
 
     def code(self) -> int | None:
         """The exit code of the first rank that has failed, if one has; 0 if all have ended."""

@@ -241,22 +241,22 @@ class Hosts:
 
     def ranks(
         self,
-        places: Sequence[int],
+        hosts_of_ranks: Sequence[int],
         argv: Sequence[str],
         env: Mapping[str, str] | None = None,
     ) -> list[Program]:
-        """Start a job without a launcher: rank i is a program of its own on host `places[i]`.
+        """Start a job without a launcher: rank i is a program on host `hosts_of_ranks[i]`.
 
         They get the variables that torchrun would set.
         """
         programs = []
-        for rank, host in enumerate(places):
+        for rank, host in enumerate(hosts_of_ranks):
             variables = {
                 "RANK": str(rank),
-                "WORLD_SIZE": str(len(places)),
-                "LOCAL_RANK": str(list(places[:rank]).count(host)),
-                "LOCAL_WORLD_SIZE": str(list(places).count(host)),
-                "MASTER_ADDR": self.names[places[0]],
+                "WORLD_SIZE": str(len(hosts_of_ranks)),
+                "LOCAL_RANK": str(list(hosts_of_ranks[:rank]).count(host)),
+                "LOCAL_WORLD_SIZE": str(list(hosts_of_ranks).count(host)),
+                "MASTER_ADDR": self.names[hosts_of_ranks[0]],
                 "MASTER_PORT": "29500",
                 "OMP_NUM_THREADS": "1",
                 **(env or {}),

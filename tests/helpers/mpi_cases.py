@@ -79,10 +79,10 @@ def on_ranks(
         return pool.run(function, args, deadline=max(timeout, worlds.DEADLINE))
 
 
-def call(group: Group, verb: str, *arguments: object, blocking: bool = True) -> None:
+def call(group: Group, verb: str, *arguments: object, timeout: float | None = None) -> None:
     """One call, waited for; arrays are viewed."""
     viewed = [buffers.view(a) if isinstance(a, np.ndarray) else a for a in arguments]
-    getattr(dispatch, verb)(group, *viewed, blocking=blocking).wait()
+    getattr(dispatch, verb)(group, *viewed, timeout=timeout)
 
 
 def error_of(action: Callable[[], object]) -> UnisonoError | None:

@@ -91,9 +91,13 @@ def run_overlapping(world: Group) -> int:
 
 def run_groups(world: Group) -> int:
     """Groups within a host, across hosts, in another order, and of one rank."""
-    places = by_host(world)
-    whole = [rank for ranks in places for rank in ranks]
-    memberships = [*places, [ranks[0] for ranks in places], [ranks[-1] for ranks in places]]
+    ranks_of_hosts = by_host(world)
+    whole = [rank for ranks in ranks_of_hosts for rank in ranks]
+    memberships = [
+        *ranks_of_hosts,
+        [ranks[0] for ranks in ranks_of_hosts],
+        [ranks[-1] for ranks in ranks_of_hosts],
+    ]
     memberships += [whole[::-1], whole[1:], [whole[0], whole[-1]], [whole[1]]]
     children = [world.split(members) for members in memberships]
     made = 0
@@ -104,7 +108,7 @@ def run_groups(world: Group) -> int:
             made += 1
     # A group of a group counts its ranks within that.
     if world.rank in whole[1:]:
-        inner = children[len(places) + 3].split(range(len(whole) - 1)[::-1])
+        inner = children[len(ranks_of_hosts) + 3].split(range(len(whole) - 1)[::-1])
         case = Case("all_reduce", "int64", 17)
         check(cases.start(inner, case, blocking=True))
         made += 1
@@ -146,11 +150,11 @@ def crossed() -> tuple[int, int]:
 
 def count_traffic(world: Group) -> list[dict[str, Any]]:
     """What each verb costs a host, with 1, 2, ... ranks of each host taking part."""
-    places = by_host(world)
+    ranks_of_hosts = by_host(world)
     found = []
     number = 1
-    while number <= len(places[0]):
-        group = world.split([rank for ranks in places for rank in ranks[:number]])
+    while number <= len(ranks_of_hosts[0]):
+        group = world.split([rank for ranks in ranks_of_hosts for rank in ranks[:number]])
         for verb in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
             sent, received = _traffic_of(world, group, verb)
             found.append({"verb": verb, "ranks": number, "sent": sent, "received": received})

@@ -40,12 +40,12 @@ def main() -> int:
     if reason is not None:
         print(f"cannot make hosts here: {reason}", file=sys.stderr)
         return 2
-    place = [host for host in range(arguments.hosts) for _ in range(arguments.ranks)]
+    hosts_of_ranks = [host for host in range(arguments.hosts) for _ in range(arguments.ranks)]
     if arguments.cyclic:
-        place = list(range(arguments.hosts)) * arguments.ranks
+        hosts_of_ranks = list(range(arguments.hosts)) * arguments.ranks
     with Hosts(arguments.hosts, rate=arguments.rate, delay=arguments.delay / 2) as hosts:
         command = [sys.executable, "-m", "tests.long.bench_several_hosts", "rank", arguments.sizes]
-        programs = hosts.ranks(place, command, {"OMP_NUM_THREADS": "1"})
+        programs = hosts.ranks(hosts_of_ranks, command, {"OMP_NUM_THREADS": "1"})
         codes = [program.wait(600) for program in programs]
         if any(codes):
             print(*(program.err for program in programs), file=sys.stderr)

@@ -135,26 +135,26 @@ def test_mpiexec(kind: str, count: int) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("places", "more"),
+    ("hosts_of_ranks", "more"),
     [((0, 0, 0, 0, 1, 1, 1, 1), ()), ((0, 1, 2, 0, 2, 1), CORE)],
     ids=["2-hosts", "3-hosts-in-turns"],
 )
 def test_traffic_does_not_grow_with_the_ranks_of_a_host(
-    places: tuple[int, ...], more: tuple[str, ...]
+    hosts_of_ranks: tuple[int, ...], more: tuple[str, ...]
 ) -> None:
     """One of the jobs, whose ranks are not in the order of hosts, runs all the rest too."""
     need("hybrid")
-    count = max(places) + 1
-    ranks = len(places) // count
+    count = max(hosts_of_ranks) + 1
+    ranks = len(hosts_of_ranks) // count
     with Hosts(count) as cluster:
         command = [sys.executable, SCRIPT, "hybrid", "traffic", *more]
-        told = answers(cluster.ranks(places, command))
+        told = answers(cluster.ranks(hosts_of_ranks, command))
         outside = [cluster.traffic(host) for host in range(count)]
-        assert [each["host"] for each in told] == [cluster.names[place] for place in places]
+        assert [each["host"] for each in told] == [cluster.names[place] for place in hosts_of_ranks]
         if more:
             check_core(told, cluster.names, ranks)
     for host in range(count):
-        cells = told[places.index(host)]["traffic"]
+        cells = told[hosts_of_ranks.index(host)]["traffic"]
         assert {cell["ranks"] for cell in cells} == {1, 2, ranks}
         for cell in cells:
             check_traffic(cell, host, count)

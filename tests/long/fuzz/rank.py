@@ -227,7 +227,7 @@ class Rank:
             }
             if kind is None:
                 fields["trace"] = "".join(traceback.format_exception(error))
-                fields["place"] = _own_line(error)
+                fields["line"] = _own_line(error)
             return fields
         return {"kind": "result", "text": ""}
 

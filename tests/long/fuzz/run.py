@@ -68,8 +68,8 @@ class Report:
 
     def note_bad(self, where: str, path: str, text: str, answer: dict[str, Any]) -> None:
         """Keep the shortest call of each kind of badness; the same line of ours is the same bug."""
-        place = answer.get("place")
-        key = (answer["kind"], place) if place else (answer["kind"], path, answer.get("text", ""))
+        line = answer.get("line")
+        key = (answer["kind"], line) if line else (answer["kind"], path, answer.get("text", ""))
         shortest, first, times = self.bad.get(key, (None, answer, 0))
         if shortest is None or len(text) < len(shortest):
             shortest, first = f"[{where}] {text}", answer
