@@ -41,9 +41,6 @@ __all__ = [
 
 rank = int(os.environ["UNISONO_RANK"])
 
-# Tests interrupt ranks, but under nohup and cron SIGINT is ignored, and children inherit that.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 
 def say(**fields: Any) -> None:
     """Tell the test something, as one line."""
