@@ -29,6 +29,8 @@ __all__ = ["CLOSED", "Hub"]
 #: The reason of a rank that has left its group as it should.
 CLOSED = "closed the group"
 
+_NO_CALL = "no call yet"
+
 #: Numbers the worlds of this process, for the names of their traces.
 _worlds = itertools.count()
 
@@ -200,7 +202,7 @@ class Hub:
             lost = [rank for rank in self.gone if rank not in here]
             if lost:
                 text = "; ".join(
-                    f"rank {rank} {self.gone[rank]}, its last call was {self._last_call(rank)}"
+                    f"rank {rank} {self.gone[rank]}, {self._history(rank)}"
                     for rank in lost
                 )
                 for pending in here.values():
@@ -214,13 +216,17 @@ class Hub:
                 pending.end(PeerLost(f"{text}; {pending.call} cannot end", senders))
         self._forget_ended_receives()
 
+    def _history(self, rank: int) -> str:
+        last = self._last_call(rank)
+        return "it has made no call yet" if last == _NO_CALL else f"its last call was {last}"
+
     def _last_call(self, rank: int) -> str:
         """What a rank calls or called last, in this group or else in another."""
         pending = self.last.get(rank)
         if pending is not None:
             return f"{pending.call} (call {pending.turn}){pending.record.age()}"
         record = self.recorder.last(self.world_ranks[rank])
-        return f"{record.verb}{record.age()}" if record is not None else "no call yet"
+        return f"{record.verb}{record.age()}" if record is not None else _NO_CALL
 
     # ---- point-to-point ----
 

@@ -12,7 +12,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from unisono.errors import LaunchError
@@ -90,14 +90,14 @@ class LibraryRanks:
 @contextmanager
 def start_libraries(names: Sequence[str], ranks: int, module: str) -> Iterator[list[LibraryRanks]]:
     """Start the ranks of each named library, all of them running `module`, and end them at exit."""
-    libraries = [LibraryRanks(name, ranks, module) for name in names]
-    try:
+    with ExitStack() as stack:
+        libraries = []
+        for name in names:
+            libraries.append(LibraryRanks(name, ranks, module))
+            stack.callback(libraries[-1].close)
         for library in libraries:
             library.wait_ready()
         yield libraries
-    finally:
-        for library in libraries:
-            library.close()
 
 
 def in_turn(entries: Sequence[_Entry], rounds: int) -> Iterator[_Entry]:
