@@ -1,4 +1,4 @@
-"""unisono: collectives in PyTorch's words or MindSpore's, on the same engines."""
+"""unisono: collectives in PyTorch's dialect or MindSpore's, on the same engines."""
 
 from importlib.metadata import version as _version
 

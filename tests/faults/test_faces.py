@@ -79,17 +79,17 @@ Start = Callable[[str], ForkedRanks]
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[ForkServer]:
+def fork_server() -> Iterator[ForkServer]:
     process = ForkServer()
     yield process
     process.close()
 
 
 @pytest.fixture(params=essential(1, FACES))
-def start(request: pytest.FixtureRequest, nursery: ForkServer, tmp_path: Path) -> Start:
+def start(request: pytest.FixtureRequest, fork_server: ForkServer, tmp_path: Path) -> Start:
     """`start(body)` forks three ranks that call one of the faces."""
     functions = FACES[request.param]
-    return lambda body: ForkedRanks(nursery, tmp_path, N, f"{functions}\n{body}")
+    return lambda body: ForkedRanks(fork_server, tmp_path, N, f"{functions}\n{body}")
 
 
 def read_all(ranks: ForkedRanks, *numbers: int) -> list[dict]:

@@ -82,12 +82,12 @@ def test_without_a_job() -> None:
 
 @need_slow_hosts
 def test_two_hosts_with_slow_links() -> None:
-    with Hosts(2, rate=f"{RATE:.0f}bit", delay=DELAY) as rig:
-        job = rig.ranks((0, 0, 1, 1), [*DOCTOR, "--json"], several_hosts_engine())
+    with Hosts(2, rate=f"{RATE:.0f}bit", delay=DELAY) as hosts:
+        job = hosts.ranks((0, 0, 1, 1), [*DOCTOR, "--json"], several_hosts_engine())
         check_exit_codes(job, [0] * 4)
         findings = json.loads(job[0].out)
         assert [program.out for program in job[1:]] == [""] * 3
-        names, addresses = rig.names, rig.addresses
+        names, addresses = hosts.names, hosts.addresses
     for index, host in enumerate(findings["hosts"]):
         assert host["name"] == names[index]
         assert host["addresses"] == [addresses[index]]
@@ -102,12 +102,12 @@ def test_two_hosts_with_slow_links() -> None:
 
 @need_hosts
 def test_three_hosts_as_a_table_by_torchrun() -> None:
-    with Hosts(3) as rig:
+    with Hosts(3) as hosts:
         command = ["--no-python", *DOCTOR]
-        job = rig.torchrun(1, command, several_hosts_engine(), static=True)
+        job = hosts.torchrun(1, command, several_hosts_engine(), static=True)
         check_exit_codes(job, [0] * 3)
         output = job[0].out
-        names = rig.names
+        names = hosts.names
     lines = [line.split() for line in output.splitlines()]
     assert "3 ranks on 3 hosts" in output
     assert ["from", "to", "latency", "bandwidth"] in lines
@@ -121,9 +121,9 @@ def test_three_hosts_as_a_table_by_torchrun() -> None:
 @need_hosts
 def test_hosts_that_resolve_their_own_name_to_loopback_are_warned() -> None:
     """The warning comes before ranks wait for each other, which may take long or never end."""
-    with Hosts(2, loopback=True) as rig:
-        job = rig.ranks((0, 1), DOCTOR, several_hosts_engine())
-        for program, name, address in zip(job, rig.names, rig.addresses, strict=True):
+    with Hosts(2, loopback=True) as hosts:
+        job = hosts.ranks((0, 1), DOCTOR, several_hosts_engine())
+        for program, name, address in zip(job, hosts.names, hosts.addresses, strict=True):
             wait_until(lambda program=program: "\n" in program.err)
             told = program.err.splitlines()[0]
             assert f"warning: host '{name}' resolves its own name to 127.0.1.1" in told
@@ -135,16 +135,16 @@ def test_hosts_that_resolve_their_own_name_to_loopback_are_warned() -> None:
 @need_hosts
 def test_hosts_that_cannot_connect() -> None:
     variables = {**several_hosts_engine(), "UNISONO_TIMEOUT": "4"}
-    with Hosts(2) as rig:
+    with Hosts(2) as hosts:
         # Rank 0 uses the right address of the master; rank 1 gets a wrong one.
         command = ["sh", "-c", '[ "$RANK" = 0 ] || MASTER_ADDR=localhost; exec "$@"', "sh", *DOCTOR]
-        job = rig.ranks((0, 1), [*command, "--json"], variables)
+        job = hosts.ranks((0, 1), [*command, "--json"], variables)
         check_exit_codes(job, [1, 1])
         findings = json.loads(job[0].out)
         assert findings["error"]
         assert findings["warnings"] == []
         assert job[1].out == ""
-        assert f"on host '{rig.names[1]}' MASTER_ADDR is 'localhost'" in job[1].err
+        assert f"on host '{hosts.names[1]}' MASTER_ADDR is 'localhost'" in job[1].err
         assert "see the warnings above" in job[1].err
         assert "Traceback" not in job[0].err + job[1].err
 

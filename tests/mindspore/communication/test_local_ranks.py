@@ -39,12 +39,12 @@ def need(engine: str) -> None:
         pytest.skip(f"engine {engine!r}: {reason}")
 
 
-def check(rig: Hosts, programs: Sequence[Program]) -> None:
+def check(hosts: Hosts, programs: Sequence[Program]) -> None:
     codes = [program.wait(90) for program in programs]
     assert set(codes) == {0}, "\n".join(program.err for program in programs)
     lines = [line for program in programs for line in program.out.splitlines()]
     answers: list[Any] = sorted((json.loads(line) for line in lines), key=lambda each: each[1][0])
-    assert [host for host, _ in answers] == [rig.names[place] for place in PLACES]
+    assert [host for host, _ in answers] == [hosts.names[place] for place in PLACES]
     assert [found for _, found in answers] == EXPECTED
 
 
@@ -52,8 +52,8 @@ def check(rig: Hosts, programs: Sequence[Program]) -> None:
 @pytest.mark.parametrize("kind", ["hybrid", "torch:gloo"])
 def test_ranks_in_turns_on_two_hosts(kind: str) -> None:
     need(kind)
-    with Hosts(2) as rig:
-        check(rig, rig.ranks(PLACES, [sys.executable, SCRIPT, kind]))
+    with Hosts(2) as hosts:
+        check(hosts, hosts.ranks(PLACES, [sys.executable, SCRIPT, kind]))
 
 
 @pytest.mark.skipif(
@@ -63,9 +63,9 @@ def test_ranks_in_turns_on_two_hosts(kind: str) -> None:
 def test_ranks_in_turns_by_mpiexec(kind: str) -> None:
     need(kind)
     program = [sys.executable, SCRIPT, kind]
-    with Hosts(2) as rig:
+    with Hosts(2) as hosts:
         # One rank on each host, and the same once more.
-        check(rig, [rig.mpiexec(1, [*program, ":", "-n", "2", *program])])
+        check(hosts, [hosts.mpiexec(1, [*program, ":", "-n", "2", *program])])
 
 
 def ask_an_engine_that_knows_hosts() -> list[int]:
