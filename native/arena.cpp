@@ -75,7 +75,7 @@ std::size_t available_memory() {
 
 [[noreturn]] void throw_no_memory(std::size_t bytes, const char* reason) {
     const double needed = static_cast<double>(bytes) / (1 << 20);
-    throw Failure(Fault::memory,
+    throw Failure(FailureKind::memory,
                   format("%.*f MiB of shared memory are needed, but %s (%.1f MiB are available); "
                          "free memory, raise the memory limit of the container or of the user "
                          "(ulimit -f, cgroup memory.max), or start fewer ranks",
@@ -84,7 +84,7 @@ std::size_t available_memory() {
 }
 
 [[noreturn]] void throw_system_error(const char* what) {
-    throw Failure(Fault::system, format("%s failed: %s", what, std::strerror(errno)));
+    throw Failure(FailureKind::system, format("%s failed: %s", what, std::strerror(errno)));
 }
 
 void commit_pages(int fd, std::size_t offset, std::size_t bytes) {
@@ -136,7 +136,7 @@ Mapping::~Mapping() { munmap(data_, bytes_); }
 
 int Arena::create(int size) {
     if (size < 1 || size > max_ranks)
-        throw Failure(Fault::system,
+        throw Failure(FailureKind::system,
                       format("%d ranks on one host; 1 to %d are possible", size, max_ranks));
     const int fd = memfd_create("unisono", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) throw_system_error("memfd_create");
@@ -170,7 +170,7 @@ Arena::Arena(int fd) : Arena(fd, AdoptFd{}) {
         const Mapping first(fd, 0, page);
         const auto* header = reinterpret_cast<const JobHeader*>(first.data());
         if (header->magic != arena_magic || header->layout_version != arena_layout_version)
-            throw Failure(Fault::system,
+            throw Failure(FailureKind::system,
                           "the ranks run different versions of unisono; "
                           "install the same version for all of them");
         const std::uint32_t size = header->size;

@@ -36,29 +36,29 @@ nb::object text_or_none(const std::string& text) {
 }
 
 [[noreturn]] void raise(const Failure& failure) {
-    if (failure.fault == Fault::interrupted && PyErr_Occurred() != nullptr)
+    if (failure.kind == FailureKind::interrupted && PyErr_Occurred() != nullptr)
         throw nb::python_error();
     const char* name = "UnisonoError";
-    switch (failure.fault) {
-        case Fault::mismatch:
+    switch (failure.kind) {
+        case FailureKind::mismatch:
             name = "MismatchError";
             break;
-        case Fault::lost:
+        case FailureKind::lost:
             name = "PeerLost";
             break;
-        case Fault::timeout:
+        case FailureKind::timeout:
             name = "CommTimeout";
             break;
-        case Fault::memory:
+        case FailureKind::memory:
             name = "OutOfSharedMemory";
             break;
-        case Fault::closed:
+        case FailureKind::closed:
             name = "NotReady";
             break;
-        case Fault::system:
+        case FailureKind::system:
             name = "LaunchError";
             break;
-        case Fault::interrupted:
+        case FailureKind::interrupted:
             break;
     }
     const nb::object type = nb::module_::import_("unisono.errors").attr(name);

@@ -32,9 +32,9 @@ struct Context {
     }
 
     /// Results that are too large for the cache are stored past it, unless they replace the source.
-    Store result(std::size_t total) const {
-        return total >= huge && arguments.source != arguments.target ? Store::streaming
-                                                                     : Store::plain;
+    StoreMode result(std::size_t total) const {
+        return total >= huge && arguments.source != arguments.target ? StoreMode::streaming
+                                                                     : StoreMode::plain;
     }
 
     /// Bytes of a chunk for a buffer of `total` bytes: small enough for the cache, large enough
@@ -87,7 +87,7 @@ struct Slice {
     std::size_t begin, length;
 };
 
-void reduce_into(Context& c, std::byte* to, Store store, std::byte* also, Store also_store,
+void reduce_into(Context& c, std::byte* to, StoreMode store, std::byte* also, StoreMode also_store,
                  const void* const* from, std::size_t bytes) {
     if (bytes == 0) return;
     c.k.reduce(c.arguments.dtype, c.arguments.op, c.arguments.factor, to, store, also, also_store,
@@ -104,7 +104,7 @@ void all_reduce_once(Context& c) {
     c.group.commit_slot(bytes);
     c.k.copy(c.group.slot(c.me), c.arguments.source, bytes, c.group.staging());
     c.first_barrier();
-    reduce_into(c, c.arguments.target, Store::plain, nullptr, Store::plain,
+    reduce_into(c, c.arguments.target, StoreMode::plain, nullptr, StoreMode::plain,
                 c.sources(c.arguments.source, 0), bytes);
     c.group.probe(bytes);
 }
@@ -115,7 +115,7 @@ void all_reduce_once(Context& c) {
 void all_reduce_sliced(Context& c) {
     const std::size_t total = c.share();
     const std::size_t chunk = c.chunk(total);
-    const Store result = c.result(total);
+    const StoreMode result = c.result(total);
     c.group.commit_slot(std::min(chunk, total));
     for (std::size_t done = 0; done < total; done += chunk) {
         const std::size_t length = std::min(chunk, total - done);
@@ -173,7 +173,7 @@ void reduce_at_root(Context& c) {
         else
             c.group.barrier();
         if (root)
-            reduce_into(c, c.arguments.target + done, c.result(total), nullptr, Store::plain,
+            reduce_into(c, c.arguments.target + done, c.result(total), nullptr, StoreMode::plain,
                         c.sources(c.arguments.source + done, 0), length);
         done += chunk;
     } while (done < total);
@@ -200,8 +200,8 @@ void reduce_sliced(Context& c) {
         else
             c.group.barrier();
         std::byte* to = root ? c.arguments.target + done : slot;
-        reduce_into(c, to + own.begin, root ? Store::plain : c.group.staging(), nullptr,
-                    Store::plain, c.sources(source + own.begin, own.begin), own.length);
+        reduce_into(c, to + own.begin, root ? StoreMode::plain : c.group.staging(), nullptr,
+                    StoreMode::plain, c.sources(source + own.begin, own.begin), own.length);
         c.group.barrier();
         if (!root) continue;
         for (int i = 1; i < c.n; ++i) {
@@ -265,7 +265,7 @@ void broadcast(Context& c) {
     const bool root = c.me == c.arguments.root;
     const std::size_t total = c.share();
     const std::size_t chunk = c.chunk(total);
-    const Store result = total >= huge ? Store::streaming : Store::plain;
+    const StoreMode result = total >= huge ? StoreMode::streaming : StoreMode::plain;
     in_steps(
         c, chunk,
         [&](std::size_t step) {
@@ -289,7 +289,7 @@ void all_gather(Context& c) {
     const bool collects = c.arguments.verb == Verb::all_gather || c.me == c.arguments.root;
     const std::size_t chunk = c.plain_chunk();
     const std::size_t own = c.share();
-    const Store result = even_total(c) >= huge ? Store::streaming : Store::plain;
+    const StoreMode result = even_total(c) >= huge ? StoreMode::streaming : StoreMode::plain;
     std::byte* own_part =
         collects ? c.arguments.target + part_offset(c, c.arguments.receives, c.me) : nullptr;
     in_steps(
@@ -335,7 +335,7 @@ void scatter(Context& c) {
                 const std::byte* source =
                     c.arguments.source + part_offset(c, c.arguments.sends, peer) + step * cell;
                 if (peer == c.me)
-                    c.k.copy(c.arguments.target + step * cell, source, length, Store::plain);
+                    c.k.copy(c.arguments.target + step * cell, source, length, StoreMode::plain);
                 else
                     c.k.copy(c.group.slot(c.me) + static_cast<std::size_t>(peer) * cell, source,
                              length, c.group.staging());
@@ -346,7 +346,7 @@ void scatter(Context& c) {
             const std::byte* slot =
                 c.group.slot(c.arguments.root) + static_cast<std::size_t>(c.me) * cell;
             c.k.copy(c.arguments.target + step * cell, slot, piece(c.share(), step, cell),
-                     Store::plain);
+                     StoreMode::plain);
         });
     c.group.probe(c.group.largest_share() * c.arguments.item_bytes);
 }
@@ -368,7 +368,7 @@ void stage_cells(Context& c, std::size_t step, std::size_t cell) {
 /// has staged, because equal shares are at equal offsets.
 void all_to_all(Context& c) {
     const std::size_t cell = c.cell();
-    const Store result = c.result(even_total(c));
+    const StoreMode result = c.result(even_total(c));
     in_steps(
         c, cell,
         [&](std::size_t step) {
@@ -402,9 +402,9 @@ void reduce_scatter(Context& c) {
         c, cell, [&](std::size_t step) { stage_cells(c, step, cell); },
         [&](std::size_t step) {
             const std::size_t length = piece(own, step, cell);
-            reduce_into(c, c.arguments.target + step * cell, Store::plain, nullptr, Store::plain,
-                        c.sources(own_part + step * cell, static_cast<std::size_t>(c.me) * cell),
-                        length);
+            reduce_into(
+                c, c.arguments.target + step * cell, StoreMode::plain, nullptr, StoreMode::plain,
+                c.sources(own_part + step * cell, static_cast<std::size_t>(c.me) * cell), length);
         });
     c.group.probe(c.group.largest_share() * c.arguments.item_bytes);
 }
@@ -418,14 +418,15 @@ void barrier(Context& c) {
 void run_alone(Context& c) {
     const std::size_t bytes = part_bytes(c, c.arguments.sends, 0);
     if (const std::size_t room = part_bytes(c, c.arguments.receives, 0); room != bytes)
-        throw Failure(Fault::mismatch,
+        throw Failure(FailureKind::mismatch,
                       format("rank 0 sends %zu bytes to itself, but receives %zu", bytes, room),
                       {0});
     if (c.arguments.op != ReduceOp::none) {
         const void* from = c.arguments.source;
-        reduce_into(c, c.arguments.target, Store::plain, nullptr, Store::plain, &from, bytes);
+        reduce_into(c, c.arguments.target, StoreMode::plain, nullptr, StoreMode::plain, &from,
+                    bytes);
     } else if (c.arguments.verb != Verb::barrier) {
-        c.k.copy(c.arguments.target, c.arguments.source, bytes, Store::plain);
+        c.k.copy(c.arguments.target, c.arguments.source, bytes, StoreMode::plain);
     }
 }
 
@@ -453,7 +454,7 @@ void run_collective(Group& group, const CallArguments& arguments) {
         case Verb::barrier:
             return barrier(c);
         default:
-            throw Failure(Fault::system, "not a collective");
+            throw Failure(FailureKind::system, "not a collective");
     }
 }
 

@@ -45,7 +45,7 @@ bool ForkGuard::in_forked_child() const noexcept {
 
 void ForkGuard::check() const {
     if (in_forked_child())
-        throw Failure(Fault::closed,
+        throw Failure(FailureKind::closed,
                       "this process was forked after init and is not a rank of the job; start "
                       "ranks with `unisono run` or unisono.spawn instead");
 }
@@ -56,8 +56,9 @@ int SharedJob::create(int size) {
     try {
         const int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
         if (copy < 0)
-            throw Failure(Fault::system, format("the file descriptor could not be duplicated: %s",
-                                                std::strerror(errno)));
+            throw Failure(
+                FailureKind::system,
+                format("the file descriptor could not be duplicated: %s", std::strerror(errno)));
         Arena arena(copy);
         std::vector<int> ranks(static_cast<std::size_t>(size));
         std::iota(ranks.begin(), ranks.end(), 0);
@@ -167,7 +168,7 @@ std::unique_ptr<Communicator> Communicator::split(const std::vector<int>& ranks,
         exchange(false, ranks.front());
         notice.reason[sizeof notice.reason - 1] = 0;
         if (notice.offset == 0)
-            throw Failure(Fault::memory,
+            throw Failure(FailureKind::memory,
                           format("rank %d found no memory for the new group: %s", ranks.front(),
                                  notice.reason),
                           {ranks.front()});
@@ -193,7 +194,8 @@ std::unique_ptr<Communicator> Communicator::shrink(const std::vector<int>& exclu
         if (!job_->arena()->alive(rank)) job_->mailbox().forget(rank);
     worker_->close(0);
     if (made == nullptr)
-        throw Failure(Fault::closed, "the other ranks have shrunk the group without this rank");
+        throw Failure(FailureKind::closed,
+                      "the other ranks have shrunk the group without this rank");
     return made;
 }
 

@@ -98,10 +98,10 @@ void Group::mark_departed(int rank) noexcept {
 }
 
 void Group::run(const CallArguments& arguments, const Limits& limits) {
-    if (closed_) throw Failure(Fault::closed, "the group is closed; make a new one");
+    if (closed_) throw Failure(FailureKind::closed, "the group is closed; make a new one");
     if (broken_ != nullptr)
         throw Failure(
-            broken_->fault,
+            broken_->kind,
             format("the group has been broken since call %u: %s", calls_, broken_->what()),
             broken_->ranks);
     limits_ = &limits;
@@ -109,22 +109,23 @@ void Group::run(const CallArguments& arguments, const Limits& limits) {
     try {
         run_collective(*this, arguments);
     } catch (const Failure& failure) {
-        if (failure.fault != Fault::mismatch) {  // after a mismatch all ranks are still in step
+        if (failure.kind !=
+            FailureKind::mismatch) {  // after a mismatch all ranks are still in step
             broken_ = std::make_unique<Failure>(failure);
             usable_.store(false, std::memory_order_relaxed);  // as in close()
             const int blamed = failure.ranks.empty() ? rank_ : failure.ranks.front();
-            switch (failure.fault) {
-                case Fault::timeout:
+            switch (failure.kind) {
+                case FailureKind::timeout:
                     give_up(LeaveReason::timeout, blamed);
                     break;
-                case Fault::lost:
+                case FailureKind::lost:
                     give_up(LeaveReason::lost, blamed);
                     break;
-                case Fault::memory:
+                case FailureKind::memory:
                     give_up(LeaveReason::memory, blamed);
                     break;
-                case Fault::interrupted:
-                    broken_->fault = Fault::closed;
+                case FailureKind::interrupted:
+                    broken_->kind = FailureKind::closed;
                     shut_out();
                     give_up(LeaveReason::interrupted, rank_);
                     break;
@@ -215,7 +216,7 @@ bool Group::shut_out() noexcept {
 
 void Group::check_peers() {
     if (stopping_.load(std::memory_order_relaxed))
-        throw Failure(Fault::closed, "the group was closed while this call was waiting");
+        throw Failure(FailureKind::closed, "the group was closed while this call was waiting");
     for (int peer = 0; peer < size_; ++peer) {
         // acquire: pairs with shut_out().
         const std::uint32_t turn = members_[peer].turn.value.load(std::memory_order_acquire);
@@ -334,7 +335,7 @@ void Group::probe(std::size_t bytes) {
         barrier();
         if (i > 0) best = std::min(best, Clock::now() - began);
     }
-    staging_ = best > near ? Store::streaming : Store::plain;
+    staging_ = best > near ? StoreMode::streaming : StoreMode::plain;
 }
 
 }  // namespace unisono

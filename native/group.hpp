@@ -161,7 +161,7 @@ public:
 
     /// How to store into our slot: plain if the peers share a near cache, streaming if they do not,
     /// because plain stores would have to fetch each line back from the peer that has read it.
-    Store staging() const noexcept { return staging_; }
+    StoreMode staging() const noexcept { return staging_; }
 
     /// Chooses between the two by timing barriers, in every 32nd call that is not small. All ranks
     /// call it at the same point of a call that was checked.
@@ -219,7 +219,7 @@ private:
     std::uint32_t step_ = 0;
     std::uint32_t calls_ = 0;
     std::uint32_t probes_ = 0;
-    Store staging_ = Store::plain;
+    StoreMode staging_ = StoreMode::plain;
     bool uneven_ = false;  ///< counts of the checked call differ by rank; see matrix_
     std::uint64_t share_ = 0;
     std::uint64_t largest_ = 0;

@@ -14,35 +14,35 @@ void Group::raise_departed(int peer, std::uint32_t word) {
         throw damaged(format("%s blames rank %d, which is not a member", culprit.c_str(), blamed));
     switch (why) {
         case LeaveReason::none:
-            throw Failure(Fault::lost, describe_loss(peer, ""), {peer});
+            throw Failure(FailureKind::lost, describe_loss(peer, ""), {peer});
         case LeaveReason::closed:
         case LeaveReason::stopped:
             // relaxed: pairs with Arena::announce_exit(), which came before the closing that
             // we have seen.
             if (arena_->rank_info(world_rank(peer)).exiting.load(std::memory_order_relaxed) != 0)
-                throw Failure(Fault::lost, describe_loss(peer, ""), {peer});
+                throw Failure(FailureKind::lost, describe_loss(peer, ""), {peer});
             throw Failure(
-                Fault::lost,
+                FailureKind::lost,
                 format("%s closed the group; %s", culprit.c_str(), last_call_clause(peer).c_str()),
                 {peer});
         case LeaveReason::timeout:
-            throw Failure(Fault::lost,
+            throw Failure(FailureKind::lost,
                           format("%s gave up at its deadline, waiting for %s; %s", culprit.c_str(),
                                  blamed == rank_ ? "this rank" : describe_rank(blamed).c_str(),
                                  last_call_clause(peer).c_str()),
                           {peer});
         case LeaveReason::interrupted:
             throw Failure(
-                Fault::lost,
+                FailureKind::lost,
                 format("%s was interrupted; %s", culprit.c_str(), last_call_clause(peer).c_str()),
                 {peer});
         case LeaveReason::lost:
-            throw Failure(Fault::lost, describe_loss(blamed, culprit), {blamed});
+            throw Failure(FailureKind::lost, describe_loss(blamed, culprit), {blamed});
         case LeaveReason::shrinking:
-            throw Failure(Fault::lost, format("%s left the group to shrink it", culprit.c_str()),
-                          {peer});
+            throw Failure(FailureKind::lost,
+                          format("%s left the group to shrink it", culprit.c_str()), {peer});
         case LeaveReason::memory:
-            throw Failure(Fault::memory,
+            throw Failure(FailureKind::memory,
                           format("%s found no shared memory for its call; the slots of a rank take "
                                  "up to %.1f MiB",
                                  describe_rank(blamed).c_str(),
@@ -80,7 +80,7 @@ void Group::expire(const std::string& how) {
     }
     if (missing.size() > most) late += format("; and %zu more", missing.size() - most);
     if (present.size() > most) here += format(" and %zu more", present.size() - most);
-    throw Failure(Fault::timeout,
+    throw Failure(FailureKind::timeout,
                   format("%s%s %s waiting for %s%s; arrived: %s", last_call(rank_).c_str(),
                          at_call_site(rank_, false).c_str(), how.c_str(),
                          name_ranks(missing).c_str(), late.c_str(), here.c_str()),
@@ -124,7 +124,7 @@ void Group::raise_mismatch() {
         for (std::size_t i = 0; i < side.call_sites.size(); ++i)
             text += (i == 0 ? "" : " and") + side.call_sites[i];
     }
-    throw Failure(Fault::mismatch, text);
+    throw Failure(FailureKind::mismatch, text);
 }
 
 std::string Group::last_call(int rank) const {

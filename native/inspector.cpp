@@ -42,7 +42,7 @@ JobInspector::JobInspector(int fd) : fd_(fcntl(fd, F_DUPFD_CLOEXEC, 3)) {
     if (fits) return;
     if (fd_ >= 0) close(fd_);
     throw Failure(
-        Fault::system,
+        FailureKind::system,
         format("file descriptor %d is not the memory of a job of this version of unisono", fd));
 }
 
@@ -63,13 +63,14 @@ bool JobInspector::read(std::size_t offset, void* target, std::size_t bytes) con
 
 RankSnapshot JobInspector::snapshot(int rank) const {
     if (rank < 0 || rank >= size_)
-        throw Failure(Fault::system, format("there is no rank %d in a job of %d", rank, size_));
+        throw Failure(FailureKind::system,
+                      format("there is no rank %d in a job of %d", rank, size_));
     RankSnapshot snapshot;
     std::byte rank_info[sizeof(RankInfo)];
     const ArenaLayout layout(size_);
     if (!read(layout.rank_infos + static_cast<std::size_t>(rank) * sizeof(RankInfo), rank_info,
               sizeof rank_info))
-        throw Failure(Fault::system, "the job's memory could not be read");
+        throw Failure(FailureKind::system, "the job's memory could not be read");
     snapshot.pid = field<std::int32_t>(rank_info, offsetof(RankInfo, pid));
     if (snapshot.pid <= 0) {
         snapshot.pid = 0;

@@ -17,9 +17,9 @@ namespace {
 constexpr std::size_t stream_alignment =
     16;  // what malloc guarantees, so stores to user memory can stream
 
-bool streamable(const void* to, Store store) noexcept {
+bool streamable(const void* to, StoreMode store) noexcept {
 #if defined(__SSE2__)
-    return store == Store::streaming &&
+    return store == StoreMode::streaming &&
            reinterpret_cast<std::uintptr_t>(to) % stream_alignment == 0;
 #else
     (void)to, (void)store;
@@ -46,7 +46,7 @@ inline void put(void* to, const void* block, bool stream) noexcept {
 
 constexpr std::size_t copy_block = 256;
 
-void copy(void* to, const void* from, std::size_t bytes, Store store) {
+void copy(void* to, const void* from, std::size_t bytes, StoreMode store) {
     if (to == from || bytes == 0) return;  // an empty buffer may have no address
     auto* out = static_cast<char*>(to);
     const auto* in = static_cast<const char*>(from);
@@ -59,7 +59,7 @@ void copy(void* to, const void* from, std::size_t bytes, Store store) {
     std::memcpy(out + i, in + i, bytes - i);
 }
 
-void copy_twice(void* to, Store store, void* also, Store also_store, const void* from,
+void copy_twice(void* to, StoreMode store, void* also, StoreMode also_store, const void* from,
                 std::size_t bytes) {
     if (to == from || bytes == 0) return copy(also, from, bytes, also_store);
     if (also == from) return copy(to, from, bytes, store);

@@ -52,7 +52,7 @@ const Kernels& kernels() {
             if (std::strcmp(tables[i]->isa, wanted) == 0) return *tables[i];
             names += (i == 0 ? "" : ", ") + std::string(tables[i]->isa);
         }
-        throw Failure(Fault::system,
+        throw Failure(FailureKind::system,
                       format("UNISONO_ISA is '%s', which is not an instruction set that this "
                              "processor can run; set it to one of: %s; or unset it",
                              wanted, names.c_str()));

@@ -10,24 +10,24 @@ namespace unisono {
 /// How to store: into the cache as usual, or past it. Streaming stores do not have to fetch a line
 /// back from the peer that has just read it, nor read memory that they are going to overwrite.
 /// They are not ordered by a release store: call `fence` before publishing them.
-enum class Store : unsigned char { plain, streaming };
+enum class StoreMode : unsigned char { plain, streaming };
 
 struct Kernels {
     const char* isa;
 
     /// Copies `bytes`; the ranges are equal or disjoint.
-    void (*copy)(void* to, const void* from, std::size_t bytes, Store store);
+    void (*copy)(void* to, const void* from, std::size_t bytes, StoreMode store);
 
     /// Copies `bytes` to two targets with one read.
-    void (*copy_twice)(void* to, Store store, void* also, Store also_store, const void* from,
-                       std::size_t bytes);
+    void (*copy_twice)(void* to, StoreMode store, void* also, StoreMode also_store,
+                       const void* from, std::size_t bytes);
 
     /// to[i] = from[0][i] (op) from[1][i] (op) ... in this order, and the same into `also` unless
     /// it is null. 16-bit floats are combined in float32 and rounded once. `to` may be one of the
     /// sources; other ranges are disjoint. `factor` is for premul_sum. False: there is no such
     /// reduction.
-    bool (*reduce)(DType dtype, ReduceOp op, double factor, void* to, Store store, void* also,
-                   Store also_store, const void* const* from, int sources, std::size_t count);
+    bool (*reduce)(DType dtype, ReduceOp op, double factor, void* to, StoreMode store, void* also,
+                   StoreMode also_store, const void* const* from, int sources, std::size_t count);
 };
 
 /// The best table for this processor, or the one that UNISONO_ISA names (baseline, avx2, avx512).

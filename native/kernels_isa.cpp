@@ -170,9 +170,9 @@ struct Divide {
 
 struct Operands {
     void* to;
-    Store store;
+    StoreMode store;
     void* also;
-    Store also_store;
+    StoreMode also_store;
     const void* const* from;
     int sources;
     std::size_t count;
@@ -297,8 +297,8 @@ bool reduce_complex(ReduceOp op, double factor, const Operands& operands) {
     }
 }
 
-bool reduce(DType dtype, ReduceOp op, double factor, void* to, Store store, void* also,
-            Store also_store, const void* const* from, int sources, std::size_t count) {
+bool reduce(DType dtype, ReduceOp op, double factor, void* to, StoreMode store, void* also,
+            StoreMode also_store, const void* const* from, int sources, std::size_t count) {
     const Operands operands{to, store, also, also_store, from, sources, count};
     switch (dtype) {
         case DType::boolean:

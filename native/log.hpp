@@ -22,14 +22,14 @@ inline constexpr std::size_t log_records = 1024;
 inline constexpr std::size_t log_call_sites = 256;
 inline constexpr std::size_t call_site_bytes = 120;
 
-/// The state of a call: running, done, or failed by a fault (as 2 + Fault).
+/// The state of a call: running, done, or failed (as 2 + FailureKind).
 enum class CallState : std::uint8_t { running, done, failed };
 
-inline CallState failed(Fault fault) noexcept {
-    return static_cast<CallState>(static_cast<int>(CallState::failed) + static_cast<int>(fault));
+inline CallState failed(FailureKind kind) noexcept {
+    return static_cast<CallState>(static_cast<int>(CallState::failed) + static_cast<int>(kind));
 }
 
-/// "running", "done", or the name of a fault.
+/// "running", "done", or the kind of failure.
 const char* name(CallState state) noexcept;
 
 /// One record, unpacked.

@@ -62,7 +62,7 @@ Mailbox::~Mailbox() { close(0); }
 
 void Mailbox::post(const std::shared_ptr<Transfer>& transfer, double seconds) {
     const std::lock_guard lock(mutex_);
-    if (closed_) throw Failure(Fault::closed, "the world is closed");
+    if (closed_) throw Failure(FailureKind::closed, "the world is closed");
     record_start(*transfer);
     transfer->seconds = seconds;
     transfer->deadline = deadline_after(seconds);
@@ -99,7 +99,7 @@ void Mailbox::wait(const std::shared_ptr<Transfer>& transfer, const Limits& limi
             },
             [&] { throw Failure(*expired(*transfer)); });
     } catch (const Failure& failure) {
-        arena_->log(me_).end(transfer->log_sequence, failed(failure.fault));
+        arena_->log(me_).end(transfer->log_sequence, failed(failure.kind));
         {
             const std::lock_guard lock(mutex_);
             cancel(transfer);
@@ -144,7 +144,7 @@ bool Mailbox::push(int peer) {
                                                     transfer->context, transfer->item_bytes,
                                                     transfer->dtype_code};
             kernels().copy(cell + sizeof(CellHeader), transfer->data + transfer->moved, here,
-                           Store::plain);
+                           StoreMode::plain);
             transfer->moved += here;
             transfer->begun = true;
             channel.written.store(written + 1, std::memory_order_release);  // pairs with pull()
@@ -177,7 +177,7 @@ bool Mailbox::pull(int source) {
         const std::byte* payload = cell + sizeof(CellHeader);
         if (incoming.transfer != nullptr) {
             kernels().copy(incoming.transfer->data + incoming.transfer->moved, payload, here,
-                           Store::plain);
+                           StoreMode::plain);
             incoming.transfer->moved += here;
         } else if (incoming.unexpected != nullptr) {
             incoming.unexpected->data.insert(incoming.unexpected->data.end(), payload,
@@ -265,7 +265,7 @@ std::unique_ptr<Failure> Mailbox::misfit(Transfer& transfer, int source, std::ui
         static_cast<int>(std::find(ranks.begin(), ranks.end(), source) - ranks.begin());
     if (transfer.dtype_code == dtype_code && transfer.bytes == bytes) return nullptr;
     return std::make_unique<Failure>(
-        Fault::mismatch,
+        FailureKind::mismatch,
         format("rank %d sent %s x %zu, but this rank receives %s x %zu", transfer.source,
                name(static_cast<DType>(dtype_code)), bytes / std::max(item_bytes, 1u),
                name(static_cast<DType>(transfer.dtype_code)), transfer.bytes / transfer.item_bytes),
@@ -274,7 +274,7 @@ std::unique_ptr<Failure> Mailbox::misfit(Transfer& transfer, int source, std::ui
 
 void Mailbox::finish(const std::shared_ptr<Transfer>& transfer, std::unique_ptr<Failure> failure) {
     arena_->log(me_).end(transfer->log_sequence,
-                         failure == nullptr ? CallState::done : failed(failure->fault));
+                         failure == nullptr ? CallState::done : failed(failure->kind));
     transfer->completion.finish(std::move(failure));
     ring(arena_->rank_info(me_).doorbell);  // another thread of this rank may wait for it
 }
@@ -325,7 +325,7 @@ std::unique_ptr<Failure> Mailbox::trouble(const Transfer& transfer) const {
                           arena_->rank_info(world).exiting.load(std::memory_order_relaxed) == 0;
         const std::string how = left ? "has left the group" : arena_->exit_reason(world);
         return std::make_unique<Failure>(
-            Fault::lost,
+            FailureKind::lost,
             format("cannot %s rank %d (pid %d): it %s%s", verb, transfer.peer,
                    arena_->rank_info(world).pid.load(std::memory_order_relaxed), how.c_str(),
                    last_call_note(transfer).c_str()),
@@ -335,19 +335,20 @@ std::unique_ptr<Failure> Mailbox::trouble(const Transfer& transfer) const {
     for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank)
         if (gone(rank)) lost.push_back(rank);
     if (lost.empty() || lost.size() + 1 < ranks.size()) return nullptr;
-    return std::make_unique<Failure>(Fault::lost,
+    return std::make_unique<Failure>(FailureKind::lost,
                                      "cannot receive: all other ranks have ended or left", lost);
 }
 
 std::unique_ptr<Failure> Mailbox::expired(const Transfer& transfer) const {
     if (transfer.peer < 0)
         return std::make_unique<Failure>(
-            Fault::timeout, format("no message came in %g s from any rank", transfer.seconds));
+            FailureKind::timeout,
+            format("no message came in %g s from any rank", transfer.seconds));
     const char* pattern = transfer.sending ? "rank %d has not received what was sent to it in %g s"
                                            : "no message came from rank %d in %g s";
     const ProcessState process = read_process_state(
         arena_->rank_info(transfer.world_peer()).pid.load(std::memory_order_relaxed));
-    return std::make_unique<Failure>(Fault::timeout,
+    return std::make_unique<Failure>(FailureKind::timeout,
                                      format(pattern, transfer.peer, transfer.seconds) +
                                          (process.stopped() ? "; it is alive but stopped" : "") +
                                          last_call_note(transfer),
@@ -415,7 +416,7 @@ void Mailbox::end_group(std::uint32_t context) {
     for (const auto& transfer : transfers) {
         if (transfer->context != context || transfer->completion.done()) continue;
         cancel(transfer);
-        finish(transfer, std::make_unique<Failure>(Fault::closed,
+        finish(transfer, std::make_unique<Failure>(FailureKind::closed,
                                                    "the group was shrunk before the "
                                                    "message had moved"));
     }
@@ -494,7 +495,7 @@ void Mailbox::close(double drain_seconds) noexcept {
     closed_ = true;
     const auto end = [&](const std::shared_ptr<Transfer>& transfer) {
         if (!transfer->completion.done())
-            finish(transfer, std::make_unique<Failure>(Fault::closed,
+            finish(transfer, std::make_unique<Failure>(FailureKind::closed,
                                                        "the world was closed before the "
                                                        "message had moved"));
     };

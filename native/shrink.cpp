@@ -37,18 +37,18 @@ std::vector<int> Group::members_at(const Arena& arena, std::size_t offset) {
 }
 
 std::size_t Group::shrink(const std::vector<int>& exclude, const Limits& limits) {
-    if (closed_) throw Failure(Fault::closed, "the group is closed and cannot be shrunk");
+    if (closed_) throw Failure(FailureKind::closed, "the group is closed and cannot be shrunk");
     const auto deadline = deadline_after(limits.seconds);
     std::vector<bool> excluded(static_cast<std::size_t>(size_));
     for (const int rank : exclude) {
         if (rank < 0 || rank >= size_ || rank == rank_)
-            throw Failure(Fault::closed, format("rank %d cannot be excluded by rank %d of %d", rank,
-                                                rank_, size_));
+            throw Failure(FailureKind::closed, format("rank %d cannot be excluded by rank %d of %d",
+                                                      rank, rank_, size_));
         excluded[static_cast<std::size_t>(rank)] = true;
     }
     set_mark(ShrinkMark::waiting);
     if (broken_ == nullptr) {
-        broken_ = std::make_unique<Failure>(Fault::closed, "the group was shrunk");
+        broken_ = std::make_unique<Failure>(FailureKind::closed, "the group was shrunk");
         usable_.store(false, std::memory_order_relaxed);  // as in close()
         give_up(LeaveReason::shrinking, rank_);
     }
@@ -154,7 +154,7 @@ void Group::expire_shrink(const std::vector<int>& missing, double seconds) const
             format("; %s is alive but %s; %s", describe_rank(rank).c_str(),
                    process.stopped() ? "stopped" : "has not come", last_call_clause(rank).c_str());
     }
-    throw Failure(Fault::timeout,
+    throw Failure(FailureKind::timeout,
                   format("shrinking the group reached its timeout of %g s waiting for %s%s",
                          seconds, name_ranks(missing).c_str(), text.c_str()),
                   missing);

@@ -46,7 +46,7 @@ std::string format(const char* pattern, ...) {
 }
 
 Failure damaged(const std::string& what) {
-    return {Fault::system, "the job's memory is damaged: " + what + "; restart the job"};
+    return {FailureKind::system, "the job's memory is damaged: " + what + "; restart the job"};
 }
 
 std::string name_ranks(const std::vector<int>& ranks) {

@@ -63,7 +63,7 @@ const char* name(ReduceOp op) noexcept;
 const char* name(Verb verb) noexcept;
 
 /// What went wrong, in the terms of src/unisono/errors.py.
-enum class Fault : std::uint8_t {
+enum class FailureKind : std::uint8_t {
     mismatch,     ///< ranks disagree about the call
     lost,         ///< a peer ended or left
     timeout,      ///< the deadline passed
@@ -76,12 +76,12 @@ enum class Fault : std::uint8_t {
 /// The one exception of the native code. `ranks` are ranks of the group that was called.
 class Failure : public std::exception {
 public:
-    Failure(Fault fault, std::string text, std::vector<int> ranks = {})
-        : fault(fault), text(std::move(text)), ranks(std::move(ranks)) {}
+    Failure(FailureKind kind, std::string text, std::vector<int> ranks = {})
+        : kind(kind), text(std::move(text)), ranks(std::move(ranks)) {}
 
     const char* what() const noexcept override { return text.c_str(); }
 
-    Fault fault;
+    FailureKind kind;
     std::string text;
     std::vector<int> ranks;
 };

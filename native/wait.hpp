@@ -136,7 +136,7 @@ void wait_until(WaitWord& word, const SpinPolicy& spin_policy, const Limits& lim
             continue;
         }
         if (limits.interrupted != nullptr && limits.interrupted())
-            throw Failure(Fault::interrupted, "interrupted");
+            throw Failure(FailureKind::interrupted, "interrupted");
         sleep_on(word, seen, std::min<Clock::duration>(slice, deadline - now));
     }
 }

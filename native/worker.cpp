@@ -14,9 +14,9 @@ CallState outcome() noexcept {
     try {
         throw;
     } catch (const Failure& failure) {
-        return failed(failure.fault);
+        return failed(failure.kind);
     } catch (...) {
-        return failed(Fault::system);
+        return failed(FailureKind::system);
     }
 }
 
@@ -35,7 +35,7 @@ bool Completion::wait(const Limits& limits) {
         const auto now = Clock::now();
         if (now >= deadline) return false;
         if (limits.interrupted != nullptr && limits.interrupted())
-            throw Failure(Fault::interrupted, "interrupted");
+            throw Failure(FailureKind::interrupted, "interrupted");
         sleep_on(done_, 0, std::min<Clock::duration>(slice, deadline - now));
     }
     return true;
@@ -47,14 +47,14 @@ Worker::Worker(std::unique_ptr<Group> group)
 Worker::~Worker() { close(0); }
 
 std::uint64_t Worker::record_start(const CallArguments& arguments) noexcept {
-    // Calls of a broken group fail at once; their records would displace the one that broke it.
+    // Calls of a broken group fail immediately; their records would displace the one that broke it.
     if (!group_->usable()) return 0;
     return log_.begin(arguments, group_->number(), group_->page_number(), ++calls_);
 }
 
 void Worker::run(const CallArguments& arguments, const Limits& limits) {
     std::unique_lock lock(mutex_);
-    if (closed_) throw Failure(Fault::closed, "the group is closed; make a new one");
+    if (closed_) throw Failure(FailureKind::closed, "the group is closed; make a new one");
     if (!busy_ && queue_.empty()) {
         busy_ = true;
         const std::uint64_t log_sequence = record_start(arguments);
@@ -91,7 +91,7 @@ void Worker::run(const CallArguments& arguments, const Limits& limits) {
 std::shared_ptr<Completion> Worker::start(CallArguments arguments, double seconds) {
     auto completion = std::make_shared<Completion>();
     const std::lock_guard lock(mutex_);
-    if (closed_) throw Failure(Fault::closed, "the group is closed; make a new one");
+    if (closed_) throw Failure(FailureKind::closed, "the group is closed; make a new one");
     const std::uint64_t log_sequence = record_start(arguments);
     queue_.push_back({std::move(arguments), seconds, completion, log_sequence});
     if (!serving_) {
@@ -123,7 +123,7 @@ void Worker::serve() {
         } catch (const Failure& caught) {
             failure = std::make_unique<Failure>(caught);
         }
-        log_.end(task.log_sequence, failure == nullptr ? CallState::done : failed(failure->fault));
+        log_.end(task.log_sequence, failure == nullptr ? CallState::done : failed(failure->kind));
         lock.lock();
         busy_ = false;
         task.completion->finish(std::move(failure));
@@ -138,9 +138,9 @@ void Worker::abort_calls() noexcept {
         closed_ = true;
         group_->stop();
         for (Task& task : queue_) {
-            log_.end(task.log_sequence, failed(Fault::closed));
+            log_.end(task.log_sequence, failed(FailureKind::closed));
             task.completion->finish(std::make_unique<Failure>(
-                Fault::closed, "the group was closed before this call had begun"));
+                FailureKind::closed, "the group was closed before this call had begun"));
         }
         queue_.clear();
         changed_.notify_all();

@@ -100,13 +100,13 @@ byte released, finished;
 #define departed(peer) ((peer) != rank_ && !reached(peer) && gone(peer))
 #define missing(peer) ((peer) != rank_ && !reached(peer))
 #if RANKS == 2
-#define SOMEBODY(what) (what(0) || what(1))
+#define ANY_RANK(what) (what(0) || what(1))
 #define CHOOSE(q, what) if :: what(0) -> q = 0 :: what(1) -> q = 1 fi
 #elif RANKS == 3
-#define SOMEBODY(what) (what(0) || what(1) || what(2))
+#define ANY_RANK(what) (what(0) || what(1) || what(2))
 #define CHOOSE(q, what) if :: what(0) -> q = 0 :: what(1) -> q = 1 :: what(2) -> q = 2 fi
 #else
-#define SOMEBODY(what) (what(0) || what(1) || what(2) || what(3))
+#define ANY_RANK(what) (what(0) || what(1) || what(2) || what(3))
 #define CHOOSE(q, what) \
     if :: what(0) -> q = 0 :: what(1) -> q = 1 :: what(2) -> q = 2 :: what(3) -> q = 3 fi
 #endif
@@ -121,18 +121,18 @@ byte released, finished;
 
 inline claim_ended() {
 #ifdef ONE_OUTCOME
-    assert(!SOMEBODY(failed_here));
+    assert(!ANY_RANK(failed_here));
 #else
-    assert(!SOMEBODY(failed_before));
+    assert(!ANY_RANK(failed_before));
 #endif
     ended[rank_] = calls_
 }
 
 inline claim_failed() {
 #ifdef ONE_OUTCOME
-    assert(!SOMEBODY(ended_here));
+    assert(!ANY_RANK(ended_here));
 #else
-    assert(!SOMEBODY(ended_after));
+    assert(!ANY_RANK(ended_after));
 #endif
     failed[rank_] = calls_
 }
@@ -172,7 +172,7 @@ inline post() {
         :: shut_out(rank_) -> why = Leave_lost; blamed = rank_; goto thrown
         :: else
         fi;
-        late = SOMEBODY(given_up_here);
+        late = ANY_RANK(given_up_here);
         if :: late -> doomed = turn_ :: else fi;
         turn[rank_] = turn_
     }
@@ -197,13 +197,13 @@ inline raise_departed(who) {
 
 /* check_peers() goes through the peers in order; here the order is arbitrary. */
 inline check_peers() {
-    atomic { if :: SOMEBODY(missing) -> CHOOSE(q, missing) :: else -> goto look fi };
+    atomic { if :: ANY_RANK(missing) -> CHOOSE(q, missing) :: else -> goto look fi };
     /* time passes; with nothing to find it continues to sleep */
-    (gone(q) || reached(peer) || SOMEBODY(departed));
+    (gone(q) || reached(peer) || ANY_RANK(departed));
     if
     :: gone(q)
-    :: !gone(q) && SOMEBODY(departed) -> atomic { CHOOSE(q, departed) }
-    :: !gone(q) && !SOMEBODY(departed) -> goto look
+    :: !gone(q) && ANY_RANK(departed) -> atomic { CHOOSE(q, departed) }
+    :: !gone(q) && !ANY_RANK(departed) -> goto look
     fi;
     word = gave_up[q];
     atomic {

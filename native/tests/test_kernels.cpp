@@ -108,10 +108,10 @@ void try_kernel(const Kernels& k, DType dtype, ReduceOp op, double factor, int s
             const bool in_place = way == 3;
             std::vector<T> apart(count + 8, T{}), second(count + 8, T{});
             T* to = in_place ? copies[static_cast<std::size_t>(sources) - 1].data() : apart.data();
-            const Store store = way == 1 ? Store::streaming : Store::plain;
+            const StoreMode store = way == 1 ? StoreMode::streaming : StoreMode::plain;
             const bool done =
                 k.reduce(dtype, op, factor, to, store, way == 2 ? second.data() : nullptr,
-                         Store::streaming, from.data(), sources, count);
+                         StoreMode::streaming, from.data(), sources, count);
             fence();
             CHECK(done);
             for (std::size_t i = 0; i < count; ++i) {
@@ -183,8 +183,8 @@ void test_short_float(const Kernels& k, DType dtype, double (*widen)(std::uint16
     std::vector<std::uint16_t> all(65536), out(65536);
     for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::uint16_t>(i);
     const void* from = all.data();
-    CHECK(k.reduce(dtype, ReduceOp::sum, 1, out.data(), Store::plain, nullptr, Store::plain, &from,
-                   1, all.size()));
+    CHECK(k.reduce(dtype, ReduceOp::sum, 1, out.data(), StoreMode::plain, nullptr, StoreMode::plain,
+                   &from, 1, all.size()));
     for (std::size_t i = 0; i < all.size(); ++i)
         CHECK(out[i] == all[i] || (std::isnan(widen(all[i])) && std::isnan(widen(out[i]))));
 }
@@ -233,7 +233,7 @@ void test_copies(const Kernels& k) {
     for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i * 7 + i / 251);
     for (const std::size_t bytes : {0, 1, 255, 256, 257, 4096, 4999})
         for (const std::size_t shift : {0, 1, 16, 64})
-            for (const Store store : {Store::plain, Store::streaming}) {
+            for (const StoreMode store : {StoreMode::plain, StoreMode::streaming}) {
                 std::fill(to.begin(), to.end(), 'x');
                 std::fill(also.begin(), also.end(), 'x');
                 k.copy(to.data() + shift, from.data(), bytes, store);
@@ -241,8 +241,8 @@ void test_copies(const Kernels& k) {
                 CHECK(std::memcmp(to.data() + shift, from.data(), bytes) == 0);
                 CHECK(to[shift + bytes] == 'x');
                 std::fill(to.begin(), to.end(), 'x');
-                k.copy_twice(to.data() + shift, store, also.data(), Store::streaming, from.data(),
-                             bytes);
+                k.copy_twice(to.data() + shift, store, also.data(), StoreMode::streaming,
+                             from.data(), bytes);
                 fence();
                 CHECK(std::memcmp(to.data() + shift, from.data(), bytes) == 0);
                 CHECK(std::memcmp(also.data(), from.data(), bytes) == 0);
@@ -254,8 +254,8 @@ void test_bool(const Kernels& k) {
     std::vector<std::uint8_t> a{0, 0, 1, 1}, b{0, 1, 0, 1}, out(4);
     const void* from[] = {a.data(), b.data()};
     const auto run = [&](ReduceOp op) {
-        CHECK(k.reduce(DType::boolean, op, 1, out.data(), Store::plain, nullptr, Store::plain, from,
-                       2, 4));
+        CHECK(k.reduce(DType::boolean, op, 1, out.data(), StoreMode::plain, nullptr,
+                       StoreMode::plain, from, 2, 4));
         return out;
     };
     using Bits = std::vector<std::uint8_t>;
@@ -264,12 +264,12 @@ void test_bool(const Kernels& k) {
     for (const ReduceOp op : {ReduceOp::product, ReduceOp::min, ReduceOp::band})
         CHECK(run(op) == (Bits{0, 0, 0, 1}));
     CHECK(run(ReduceOp::bxor) == (Bits{0, 1, 1, 0}));
-    CHECK(!k.reduce(DType::boolean, ReduceOp::avg, 1, out.data(), Store::plain, nullptr,
-                    Store::plain, from, 2, 4));
-    CHECK(!k.reduce(DType::moved, ReduceOp::sum, 1, out.data(), Store::plain, nullptr, Store::plain,
-                    from, 2, 4));
-    CHECK(!k.reduce(DType::float32, ReduceOp::band, 1, out.data(), Store::plain, nullptr,
-                    Store::plain, from, 2, 1));
+    CHECK(!k.reduce(DType::boolean, ReduceOp::avg, 1, out.data(), StoreMode::plain, nullptr,
+                    StoreMode::plain, from, 2, 4));
+    CHECK(!k.reduce(DType::moved, ReduceOp::sum, 1, out.data(), StoreMode::plain, nullptr,
+                    StoreMode::plain, from, 2, 4));
+    CHECK(!k.reduce(DType::float32, ReduceOp::band, 1, out.data(), StoreMode::plain, nullptr,
+                    StoreMode::plain, from, 2, 1));
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ void test_order() {
     log.begin(arguments_with(2), 6, 9, 1);
     CHECK(log.last(5)->sequence == open);  // it runs
     CHECK(log.last(4)->call.number == 1);  // no call in that group: the newest one
-    log.end(open, failed(Fault::lost));
+    log.end(open, failed(FailureKind::lost));
     CHECK(std::string(name(log.find(5, 3001)->state)) == "lost");
     log.end(1, CallState::done);  // overwritten long ago: no effect
     CHECK(log.find(5, 3000)->sequence == 3000);

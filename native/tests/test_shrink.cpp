@@ -48,7 +48,7 @@ void test_deadline() {
                 group->shrink({}, {1, nullptr});
                 CHECK(false);
             } catch (const Failure& failure) {
-                CHECK(failure.fault == Fault::timeout);
+                CHECK(failure.kind == FailureKind::timeout);
                 CHECK(failure.ranks == std::vector<int>{1});
             }
             ++late;

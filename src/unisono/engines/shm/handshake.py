@@ -1,6 +1,6 @@
 """The messages of the rendezvous on one host: hello, proof, join, rejection.
 
-Rank 0 listens at one of a few abstract Unix sockets. Whoever connects there is sent a nonce and
+Rank 0 listens at one of a few abstract Unix sockets. A peer that connects there is sent a nonce and
 answers with a hello. Both sides prove that they know the job's secret, with an HMAC over the
 other's nonce and over the process that the kernel reports at the other end, so nobody between
 them can relay the messages. At most 4 KB are read from any peer.
