@@ -83,7 +83,7 @@ class Record:
         at = f" at {self.call_site}" if self.call_site else ""
         if self.ended is None:
             passed = (time.monotonic_ns() - self.began) / 1e9
-            return f"{at}, in which it has been for {passed:.1f} s"
+            return f"{at}, which has been running for {passed:.1f} s"
         return f"{at}, which ended {(time.monotonic_ns() - self.ended) / 1e9:.1f} s ago"
 
 
