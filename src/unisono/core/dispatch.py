@@ -6,9 +6,7 @@ is in seconds, and None means the group's own. Bad input is an error here, befor
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Concatenate, ParamSpec
+from collections.abc import Sequence
 
 from unisono.core import buffers, trace
 from unisono.core.arguments import as_int
@@ -32,30 +30,9 @@ __all__ = [
     "send",
 ]
 
-_P = ParamSpec("_P")
-_Verb = Callable[Concatenate[Group, _P], Work]
-
-
-def _explained(verb: _Verb[_P]) -> _Verb[_P]:
-    """Let errors of a verb say where they happened: verb, group and rank."""
-    name = verb.__name__
-    numbered = name not in ("send", "recv")  # messages are not counted
-
-    @functools.wraps(verb)
-    def explained(group: Group, *args: _P.args, **kwargs: _P.kwargs) -> Work:
-        try:
-            return verb(group, *args, **kwargs)
-        except UnisonoError as error:
-            error.add_note(_where(name, group, group.calls if numbered else 0))
-            raise
-
-    return explained  # type: ignore[return-value]  # mypy wants the first parameter nameless
-
-
 # ---- the verbs -----------------------------------------------------------------------------------
 
 
-@_explained
 def broadcast(
     group: Group,
     source: Buffer | None,
@@ -66,18 +43,21 @@ def broadcast(
     timeout: float | None = None,
 ) -> Work:
     """Copy `source` of the root to `destination` of every rank (`source` is None elsewhere)."""
-    engine = _engine(group, source, destination)
-    _check_rank(group, root, "root")
-    if group.rank == root:
-        source = _need(source, "src on the root")
-        _check_pair(source, destination)
-        _check_count(destination.count, source.count, "dst")
-    buffers.check_writable(destination)
-    call = Call.broadcast(_caller(group, engine, blocking, timeout), source, destination, root)
-    return _finish(engine.broadcast(call), call, group)
+    try:
+        engine = _engine(group, source, destination)
+        _check_rank(group, root, "root")
+        if group.rank == root:
+            source = _need(source, "src on the root")
+            _check_pair(source, destination)
+            _check_count(destination.count, source.count, "dst")
+        buffers.check_writable(destination)
+        call = Call.broadcast(_caller(group, engine, blocking, timeout), source, destination, root)
+        return _finish(engine.broadcast(call), call, group)
+    except UnisonoError as error:
+        _add_note(error, "broadcast", group)
+        raise
 
 
-@_explained
 def reduce(
     group: Group,
     source: Buffer,
@@ -89,18 +69,21 @@ def reduce(
     timeout: float | None = None,
 ) -> Work:
     """Combine every `source` into `destination` of the root (`destination` is None elsewhere)."""
-    engine = _engine(group, source, destination)
-    _check_rank(group, root, "root")
-    if group.rank == root:
-        destination = _need(destination, "dst on the root")
-        _check_reduction(source, destination, op)
-    else:
-        _check_operator(source, op)
-    call = Call.reduce(_caller(group, engine, blocking, timeout), source, destination, op, root)
-    return _finish(engine.reduce(call), call, group)
+    try:
+        engine = _engine(group, source, destination)
+        _check_rank(group, root, "root")
+        if group.rank == root:
+            destination = _need(destination, "dst on the root")
+            _check_reduction(source, destination, op)
+        else:
+            _check_operator(source, op)
+        call = Call.reduce(_caller(group, engine, blocking, timeout), source, destination, op, root)
+        return _finish(engine.reduce(call), call, group)
+    except UnisonoError as error:
+        _add_note(error, "reduce", group)
+        raise
 
 
-@_explained
 def all_reduce(
     group: Group,
     source: Buffer,
@@ -111,13 +94,16 @@ def all_reduce(
     timeout: float | None = None,
 ) -> Work:
     """Combine every `source` into `destination` of every rank."""
-    engine = _engine(group, source, destination)
-    _check_reduction(source, destination, op)
-    call = Call.all_reduce(_caller(group, engine, blocking, timeout), source, destination, op)
-    return _finish(engine.all_reduce(call), call, group)
+    try:
+        engine = _engine(group, source, destination)
+        _check_reduction(source, destination, op)
+        call = Call.all_reduce(_caller(group, engine, blocking, timeout), source, destination, op)
+        return _finish(engine.all_reduce(call), call, group)
+    except UnisonoError as error:
+        _add_note(error, "all_reduce", group)
+        raise
 
 
-@_explained
 def reduce_scatter(
     group: Group,
     source: Buffer,
@@ -129,16 +115,19 @@ def reduce_scatter(
     timeout: float | None = None,
 ) -> Work:
     """Combine every `source` and leave part `rank` of the result in `destination`."""
-    engine = _engine(group, source, destination)
-    _check_operator(source, op)
-    _check_parts(group, counts, source, "src", destination, "dst")
-    buffers.check_writable(destination)
-    caller = _caller(group, engine, blocking, timeout)
-    call = Call.reduce_scatter(caller, source, destination, op, counts)
-    return _finish(engine.reduce_scatter(call), call, group)
+    try:
+        engine = _engine(group, source, destination)
+        _check_operator(source, op)
+        _check_parts(group, counts, source, "src", destination, "dst")
+        buffers.check_writable(destination)
+        caller = _caller(group, engine, blocking, timeout)
+        call = Call.reduce_scatter(caller, source, destination, op, counts)
+        return _finish(engine.reduce_scatter(call), call, group)
+    except UnisonoError as error:
+        _add_note(error, "reduce_scatter", group)
+        raise
 
 
-@_explained
 def gather(
     group: Group,
     source: Buffer,
@@ -150,18 +139,21 @@ def gather(
     timeout: float | None = None,
 ) -> Work:
     """Join every `source` in `destination` of the root; `counts` matters on the root only."""
-    engine = _engine(group, source, destination)
-    _check_rank(group, root, "root")
-    if group.rank == root:
-        destination = _need(destination, "dst on the root")
-        _check_parts(group, counts, destination, "dst", source, "src")
-        buffers.check_writable(destination)
-    caller = _caller(group, engine, blocking, timeout)
-    call = Call.gather(caller, source, destination, root, counts)
-    return _finish(engine.gather(call), call, group)
+    try:
+        engine = _engine(group, source, destination)
+        _check_rank(group, root, "root")
+        if group.rank == root:
+            destination = _need(destination, "dst on the root")
+            _check_parts(group, counts, destination, "dst", source, "src")
+            buffers.check_writable(destination)
+        caller = _caller(group, engine, blocking, timeout)
+        call = Call.gather(caller, source, destination, root, counts)
+        return _finish(engine.gather(call), call, group)
+    except UnisonoError as error:
+        _add_note(error, "gather", group)
+        raise
 
 
-@_explained
 def all_gather(
     group: Group,
     source: Buffer,
@@ -172,14 +164,19 @@ def all_gather(
     timeout: float | None = None,
 ) -> Work:
     """Join every `source` in `destination` of every rank."""
-    engine = _engine(group, source, destination)
-    _check_parts(group, counts, destination, "dst", source, "src")
-    buffers.check_writable(destination)
-    call = Call.all_gather(_caller(group, engine, blocking, timeout), source, destination, counts)
-    return _finish(engine.all_gather(call), call, group)
+    try:
+        engine = _engine(group, source, destination)
+        _check_parts(group, counts, destination, "dst", source, "src")
+        buffers.check_writable(destination)
+        call = Call.all_gather(
+            _caller(group, engine, blocking, timeout), source, destination, counts
+        )
+        return _finish(engine.all_gather(call), call, group)
+    except UnisonoError as error:
+        _add_note(error, "all_gather", group)
+        raise
 
 
-@_explained
 def scatter(
     group: Group,
     source: Buffer | None,
@@ -191,18 +188,21 @@ def scatter(
     timeout: float | None = None,
 ) -> Work:
     """Distribute `source` of the root; `counts` matters on the root only."""
-    engine = _engine(group, source, destination)
-    _check_rank(group, root, "root")
-    if group.rank == root:
-        source = _need(source, "src on the root")
-        _check_parts(group, counts, source, "src", destination, "dst")
-    buffers.check_writable(destination)
-    caller = _caller(group, engine, blocking, timeout)
-    call = Call.scatter(caller, source, destination, root, counts)
-    return _finish(engine.scatter(call), call, group)
+    try:
+        engine = _engine(group, source, destination)
+        _check_rank(group, root, "root")
+        if group.rank == root:
+            source = _need(source, "src on the root")
+            _check_parts(group, counts, source, "src", destination, "dst")
+        buffers.check_writable(destination)
+        caller = _caller(group, engine, blocking, timeout)
+        call = Call.scatter(caller, source, destination, root, counts)
+        return _finish(engine.scatter(call), call, group)
+    except UnisonoError as error:
+        _add_note(error, "scatter", group)
+        raise
 
 
-@_explained
 def all_to_all(
     group: Group,
     source: Buffer,
@@ -214,14 +214,17 @@ def all_to_all(
     timeout: float | None = None,
 ) -> Work:
     """Send part j of `source` to rank j, and receive part i of `destination` from rank i."""
-    engine = _engine(group, source, destination)
-    _check_exchange(group, source, destination, sends, receives)
-    caller = _caller(group, engine, blocking, timeout)
-    call = Call.all_to_all(caller, source, destination, sends, receives)
-    return _finish(engine.all_to_all(call), call, group)
+    try:
+        engine = _engine(group, source, destination)
+        _check_exchange(group, source, destination, sends, receives)
+        caller = _caller(group, engine, blocking, timeout)
+        call = Call.all_to_all(caller, source, destination, sends, receives)
+        return _finish(engine.all_to_all(call), call, group)
+    except UnisonoError as error:
+        _add_note(error, "all_to_all", group)
+        raise
 
 
-@_explained
 def send(
     group: Group,
     source: Buffer,
@@ -232,15 +235,18 @@ def send(
     timeout: float | None = None,
 ) -> Work:
     """Send `source` to `peer`; ends when `source` may be written again."""
-    engine = _engine(group, source, None)
-    _check_rank(group, peer, "peer")
-    _check_tag(tag)
-    caller = _caller(group, engine, blocking, timeout, message=True)
-    call = Call.send(caller, source, peer, tag)
-    return _finish(engine.send(call), call, group)
+    try:
+        engine = _engine(group, source, None)
+        _check_rank(group, peer, "peer")
+        _check_tag(tag)
+        caller = _caller(group, engine, blocking, timeout, message=True)
+        call = Call.send(caller, source, peer, tag)
+        return _finish(engine.send(call), call, group)
+    except UnisonoError as error:
+        _add_note(error, "send", group)
+        raise
 
 
-@_explained
 def recv(
     group: Group,
     destination: Buffer,
@@ -251,22 +257,29 @@ def recv(
     timeout: float | None = None,
 ) -> Work:
     """Receive into `destination` from `peer`, or from any rank; `work.source` says from whom."""
-    engine = _engine(group, None, destination)
-    if peer is not None:
-        _check_rank(group, peer, "peer")
-    _check_tag(tag)
-    buffers.check_writable(destination)
-    caller = _caller(group, engine, blocking, timeout, message=True)
-    call = Call.recv(caller, destination, peer, tag)
-    return _finish(engine.recv(call), call, group)
+    try:
+        engine = _engine(group, None, destination)
+        if peer is not None:
+            _check_rank(group, peer, "peer")
+        _check_tag(tag)
+        buffers.check_writable(destination)
+        caller = _caller(group, engine, blocking, timeout, message=True)
+        call = Call.recv(caller, destination, peer, tag)
+        return _finish(engine.recv(call), call, group)
+    except UnisonoError as error:
+        _add_note(error, "recv", group)
+        raise
 
 
-@_explained
 def barrier(group: Group, *, blocking: bool = True, timeout: float | None = None) -> Work:
     """End when every rank of the group has called it."""
-    engine = _engine(group, None, None)
-    call = Call.barrier(_caller(group, engine, blocking, timeout))
-    return _finish(engine.barrier(call), call, group)
+    try:
+        engine = _engine(group, None, None)
+        call = Call.barrier(_caller(group, engine, blocking, timeout))
+        return _finish(engine.barrier(call), call, group)
+    except UnisonoError as error:
+        _add_note(error, "barrier", group)
+        raise
 
 
 # ---- before and after the engine -----------------------------------------------------------------
@@ -285,28 +298,34 @@ def _engine(group: Group, source: Buffer | None, destination: Buffer | None) -> 
 def _caller(
     group: Group, engine: Engine, blocking: bool, timeout: float | None, *, message: bool = False
 ) -> Caller:
+    number = 0
     if not message:
-        group.calls += 1
-    return Caller(
-        group.rank,
-        group.size,
-        0 if message else group.calls,
-        engine.timeout if timeout is None else timeout,
-        blocking,
-        True,
-        "" if engine.finds_call_sites else trace.call_site() or "",
-    )
+        group.calls = number = group.calls + 1
+    if timeout is None:
+        timeout = engine.timeout
+    site = "" if engine.finds_call_sites else trace.call_site() or ""
+    # As in `core.call`: the constructor would cost more than the rest.
+    fields = (group.rank, group.size, number, timeout, blocking, True, site)
+    return tuple.__new__(Caller, fields)
 
 
 def _finish(work: Work, call: Call, group: Group) -> Work:
     """Copy the result back where that is needed, and wait if the caller does."""
-    if call.destination is not None and call.destination.copy_back is not None:
-        work.then(call.destination.copy_back)
-    if not call.blocking:
-        work.note(lambda: _where(call.verb, group, call.number))
-    elif work is not DONE:
+    destination = call.destination
+    if destination is not None and destination.copy_back is not None:
+        work.then(destination.copy_back)
+    if work is DONE:
+        return work
+    if call.blocking:
         work.wait()  # it has ended; this notes its outcome and copies its result back
+    else:
+        work.note(lambda: _where(call.verb, group, call.number))
     return work
+
+
+def _add_note(error: UnisonoError, verb: str, group: Group) -> None:
+    """Let an error say where it happened; messages are not counted."""
+    error.add_note(_where(verb, group, 0 if verb in ("send", "recv") else group.calls))
 
 
 def _where(verb: str, group: Group, number: int) -> str:

@@ -209,24 +209,26 @@ class ShmEngine(Engine):
         return engine
 
     def _start(self, verb: int, call: Call) -> Work:
-        source, destination, dtype, op = call.source, call.destination, call.dtype, call.op
+        # Unpacked, because an attribute after the other would cost more than the native call.
+        _, source, destination, dtype, share, op, root, _, _, sends, receives, is_uneven = call[:12]
+        timeout, blocking = call[13:15]
         arguments = (
             verb,
-            source.address if source is not None else 0,
-            destination.address if destination is not None else 0,
+            0 if source is None else source.address,
+            0 if destination is None else destination.address,
             # The native code takes uneven exchanges from the counts alone.
-            0 if verb == _ALL_TO_ALL and call.uneven else call.share,
-            dtype.code if dtype is not None else 0,
-            dtype.itemsize if dtype is not None else 1,
-            op.code if op is not None else _NO_OPERATOR,
-            op.factor if op is not None else 1.0,
-            call.root if call.root is not None else -1,
-            call.timeout,
-            call.blocking,
+            0 if is_uneven and verb == _ALL_TO_ALL else share,
+            0 if dtype is None else dtype.code,
+            1 if dtype is None else dtype.itemsize,
+            _NO_OPERATOR if op is None else op.code,
+            1.0 if op is None else op.factor,
+            -1 if root is None else root,
+            timeout,
+            blocking,
         )
         try:
-            if call.uneven:
-                counts = list(call.sends), list(call.receives)
+            if is_uneven:
+                counts = list(sends), list(receives)
                 pending = self._native.collective_uneven(*arguments, *counts)
             else:
                 pending = self._collective(*arguments)

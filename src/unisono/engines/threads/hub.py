@@ -202,8 +202,7 @@ class Hub:
             lost = [rank for rank in self.gone if rank not in here]
             if lost:
                 text = "; ".join(
-                    f"rank {rank} {self.gone[rank]}, {self._history(rank)}"
-                    for rank in lost
+                    f"rank {rank} {self.gone[rank]}, {self._history(rank)}" for rank in lost
                 )
                 for pending in here.values():
                     pending.end(PeerLost(f"{text}; {pending.call} cannot end", lost))
