@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-dist = pytest.importorskip("torch.distributed")
-
 from unisono.core.engine import Engine
 from unisono.engines.hybrid.failure_report import FailureReport, report_seconds, with_group_ranks
 from unisono.engines.hybrid.topology import Topology
 from unisono.errors import CommTimeout, MismatchError, PeerLost, UnisonoError
+
+dist = pytest.importorskip("torch.distributed")
 
 
 class Everyone:
