@@ -27,6 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(kind): skipped on engines with this known gap")
     config.addinivalue_line("markers", "each_engine: runs on each engine that is under test")
     config.addinivalue_line("markers", "thorough: for `make test-all`, not for `make test`")
+    config.addinivalue_line("markers", "essential: for `make test` on every engine")
     workerinput = getattr(config, "workerinput", {})  # only a worker of pytest-xdist has it
     config.stash[_IGNORED] = processes.unignore_signals(workerinput.get("ignored_signals", ()))
 
@@ -45,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not engine:
             continue
         item.add_marker("each_engine")
-        if not worlds.is_essential(engine, item.path):
+        if not worlds.is_essential(engine, item):
             item.add_marker("thorough")
         for mark in item.iter_markers("needs"):
             for gap in gaps.of(engine):

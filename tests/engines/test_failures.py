@@ -152,6 +152,7 @@ def disagree(group: Group, name: str, blocking: bool) -> UnisonoError:
     return error
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("blocking", essential(1, [True, False]), ids=["blocking", "asynchronous"])
 @pytest.mark.parametrize("name", MISMATCHES)
 @pytest.mark.needs("mismatch")
@@ -211,6 +212,7 @@ def absent(group: Group, blocking: bool) -> UnisonoError:
     return fault(lambda: call(group, blocking, "all_reduce", array, array, SUM, timeout=1.0))
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("blocking", essential(1, [True, False]), ids=["blocking", "asynchronous"])
 def test_rank_that_does_not_come(world, blocking):
     *waited, late = world(3, absent, blocking, of_its_own=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers.thorough import essential
+from tests.helpers.thorough import essential, essential_rows
 from tests.long.fuzz.calls import Call, functions
 from tests.long.fuzz.run import PLANS, Plan, Report, fuzz
 from tests.long.fuzz.worlds import World
@@ -13,8 +13,15 @@ from tests.long.fuzz.worlds import World
 SEED = 20_240_229
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
-@pytest.mark.parametrize("cases", essential(1, [150, 1_500]), ids="of-{}".format)
+#: A world of one rank and one whose ranks differ for `make test`; then more cases of all worlds.
+RUNS = [(PLANS[0], 150), (PLANS[-1], 150), *((plan, 1_500) for plan in PLANS)]
+
+
+@pytest.mark.parametrize(
+    ("plan", "cases"),
+    essential_rows(2, RUNS),
+    ids=[f"{plan.name}, part of {cases} cases" for plan, cases in RUNS],
+)
 def test_only_documented_errors(plan: Plan, cases: int) -> None:
     report = fuzz(cases, SEED, [plan])
     assert not report.bad, report.badness()

@@ -15,7 +15,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,13 +69,18 @@ def marks(engine: str, n: int) -> tuple[pytest.MarkDecorator, ...]:
     return () if essential else (pytest.mark.thorough,)
 
 
-def is_essential(engine: str, path: Path) -> bool:
-    """Whether `make test` runs a file's tests on this engine.
+def is_essential(engine: str, item: pytest.Function) -> bool:
+    """Whether `make test` runs a test on this engine.
 
-    What a face does above an engine is the same on all of them: `make test` has the faces on the
-    engines of one host, and the others only with the tests of engines.
+    Ranks of other libraries and on other hosts take seconds to start. So there it runs only what
+    shares one world of an engine, and what is marked as essential; and no tests of faces, which do
+    the same above every engine.
     """
-    return engine in ("threads", "shm") or path.parent.name == "engines"
+    if engine in ("threads", "shm"):
+        return True
+    shares_a_world = "ranks" in item.callspec.params
+    marked = item.get_closest_marker("essential") is not None
+    return item.path.parent.name == "engines" and (shares_a_world or marked)
 
 
 class Worlds:
