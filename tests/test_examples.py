@@ -107,11 +107,13 @@ def ddp_losses() -> list[float]:
     return run_ddp(["unisono", "run", "-n", "2"], "unisono")
 
 
+@pytest.mark.thorough
 def test_ddp_learns(ddp_losses: list[float]) -> None:
     assert len(ddp_losses) == 12
     assert ddp_losses[-1] < 0.1 * ddp_losses[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", ["unisono", "gloo"])
 def test_ddp_learns_the_same_under_torchrun_and_on_gloo(
     ddp_losses: list[float], backend: str

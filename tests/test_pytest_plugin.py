@@ -73,6 +73,7 @@ def test_after():
     pytester.runpytest().assert_outcomes(passed=2)
 
 
+@pytest.mark.thorough
 def test_parameters_classes_and_fixtures(pytester, engine):
     pytester.makepyfile(f"""{HEADER}
 @pytest.fixture
@@ -151,6 +152,7 @@ def test_it():
     pytester.runpytest().assert_outcomes(**outcome)
 
 
+@pytest.mark.thorough
 def test_marks_for_skip_and_xfail(pytester, engine):
     pytester.makepyfile(f"""{HEADER}
 {mark(2, engine)}
@@ -166,6 +168,7 @@ def test_expected():
     pytester.runpytest().assert_outcomes(skipped=1, xfailed=1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("process_engine", PROCESSES)
 def test_failing_fixture(pytester, process_engine):
     pytester.makepyfile(f"""{HEADER}
@@ -201,6 +204,7 @@ def test_it():
     result.stdout.fnmatch_lines(["*on rank 2 of 3*ended without a report: killed by SIGKILL*"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("process_engine", PROCESSES)
 def test_rank_that_hangs(pytester, process_engine):
     pytester.makepyfile(f"""{HEADER}
@@ -217,6 +221,7 @@ def test_it():
     result.stdout.fnmatch_lines(["*rank 1 was still running after 8 s*"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("process_engine", PROCESSES)
 def test_rank_that_fails_and_then_does_not_end(pytester, process_engine):
     """Its error is the cause, although it is ended in the end, as one that only waited is."""
@@ -235,6 +240,7 @@ def test_it():
     result.stdout.fnmatch_lines(["E*ValueError: broken", "*on rank 1 of 2*"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("process_engine", PROCESSES)
 def test_other_tests_and_their_fixtures_are_not_affected(pytester, process_engine):
     """A module's fixture is kept during a test on processes and ends before the next module."""
@@ -267,6 +273,7 @@ def test_next_module():
     assert len((pytester.path / "ended").read_text().split()) == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("process_engine", PROCESSES)
 def test_options_reach_the_ranks_or_stay_here(pytester, process_engine):
     pytester.makeconftest("""
@@ -334,6 +341,7 @@ def test_marker_is_documented(pytester):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("process_engine", PROCESSES)
 def test_nothing_is_left_behind(pytester, process_engine):
     """The processes of a test that failed are gone when its report is there."""

@@ -84,10 +84,12 @@ def test_a_torch_tensor_and_a_mindspore_tensor_are_summed(lines: list[str]) -> N
     assert "[1] sum mindspore [10.0, 11.0, 12.0, 13.0]" in lines
 
 
+@pytest.mark.thorough
 def test_the_mindspore_input_does_not_change(lines: list[str]) -> None:
     assert "[1] received [[3.0, 3.0], [3.0, 3.0]] [10.0, 10.0, 10.0, 10.0]" in lines
 
 
+@pytest.mark.thorough
 def test_one_gather_fills_a_list_in_torch_and_a_tensor_in_mindspore(lines: list[str]) -> None:
     assert "[0] gathered [[0.5, 1.5], [2.5, 3.5]]" in lines
     assert "[1] gathered [0.5, 1.5, 2.5, 3.5]" in lines

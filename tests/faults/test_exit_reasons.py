@@ -14,6 +14,7 @@ import pytest
 
 from tests.helpers.jobs import Ranks
 from tests.helpers.processes import DEADLINE, is_running, wait_until
+from tests.helpers.thorough import essential
 from unisono import spawn
 from unisono.core import groups
 from unisono.errors import PeerLost, UnisonoError
@@ -50,7 +51,7 @@ def unless_slow(told_by_survivors: Callable[[], tuple[int, list[str]]]) -> tuple
 # ---- ranks that were started one by one ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", ["all_reduce", "recv"])
+@pytest.mark.parametrize("verb", essential(3, ["all_reduce", "recv"]))
 @pytest.mark.parametrize("way", WAYS)
 def test_started_by_hand(way: str, verb: str) -> None:
     action, reason = WAYS[way]
@@ -127,7 +128,7 @@ except RuntimeError as error:
 """
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", essential(2, WAYS))
 def test_started_by_the_launcher(way: str, tmp_path: Path) -> None:
     action, reason = WAYS[way]
     script = tmp_path / "train.py"
@@ -201,7 +202,9 @@ def end_in_some_way(action: str, folder: Path) -> None:
         raise
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way not in ("exited", "returned")])
+@pytest.mark.parametrize(
+    "way", essential(1, [way for way in WAYS if way not in ("exited", "returned")])
+)
 def test_started_by_spawn(way: str, tmp_path: Path) -> None:
     action, reason = WAYS[way]
 

@@ -299,6 +299,7 @@ except PeerLost as error:
     )
 
 
+@pytest.mark.thorough
 def test_a_rank_that_ignores_sigterm_is_killed(
     script: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from tests.helpers.processes import (
     pids_of,
     wait_until,
 )
-from unisono.core import groups
+from unisono.core import dispatch, groups
 from unisono.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -56,9 +56,7 @@ def test_spawn_raises_the_cause_itself() -> None:
         if groups.world().rank == 2:
             time.sleep(0.1)
             raise cause
-        engine = groups.world().engine
-        assert engine is not None
-        engine.barrier(blocking=True)
+        dispatch.barrier(groups.world())
 
     with pytest.raises(ValueError, match="the cause") as caught:
         unisono.spawn(fail, 4)
@@ -72,9 +70,7 @@ def test_spawn_raises_the_cause_itself() -> None:
 def test_spawn_raises_a_consequence_if_there_is_nothing_else() -> None:
     def leave_early() -> None:
         if groups.world().rank == 0:
-            engine = groups.world().engine
-            assert engine is not None
-            engine.barrier(blocking=True)
+            dispatch.barrier(groups.world())
 
     with pytest.raises(PeerLost, match="rank 1 closed the group"):
         unisono.spawn(leave_early, 2)
@@ -138,8 +134,7 @@ def _fail_on_one(how: str) -> object:
             return lambda: None
     if how == "mismatch":
         raise MismatchError("ranks disagree")
-    assert world.engine is not None
-    world.engine.barrier(blocking=True)
+    dispatch.barrier(world)
     return None
 
 

@@ -94,6 +94,7 @@ def faces_table(engine: str) -> dict[str, list[float | None]]:
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["shm", "threads"])
 def test_faces_as_a_table(name: str) -> None:
     pytest.importorskip("torch")
@@ -117,6 +118,7 @@ def test_faces_as_a_table(name: str) -> None:
         assert idle[0] is None and idle[1] > 0
 
 
+@pytest.mark.thorough
 def test_faces_as_json() -> None:
     done = call("faces", "--json", "-n", "3", "--rounds", "4")
     assert done.returncode == 0, done.stderr

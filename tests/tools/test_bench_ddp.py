@@ -12,6 +12,8 @@ import pytest
 
 from unisono import cli
 
+pytestmark = pytest.mark.thorough
+
 # A backend that does not add: every rank gets its own gradients back.
 LAZY = """
 import sys

@@ -80,6 +80,7 @@ def test_without_a_job() -> None:
 # ---- two hosts -----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @need_slow_hosts
 def test_two_hosts_with_slow_links() -> None:
     with Hosts(2, rate=f"{RATE:.0f}bit", delay=DELAY) as hosts:
@@ -100,6 +101,7 @@ def test_two_hosts_with_slow_links() -> None:
     assert findings["warnings"] == []
 
 
+@pytest.mark.thorough
 @need_hosts
 def test_three_hosts_as_a_table_by_torchrun() -> None:
     with Hosts(3) as hosts:
@@ -132,6 +134,7 @@ def test_hosts_that_resolve_their_own_name_to_loopback_are_warned() -> None:
             assert "GLOO_SOCKET_IFNAME" in told
 
 
+@pytest.mark.thorough
 @need_hosts
 def test_hosts_that_cannot_connect() -> None:
     variables = {**several_hosts_engine(), "UNISONO_TIMEOUT": "4"}

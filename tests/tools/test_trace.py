@@ -118,6 +118,7 @@ def test_slow_rank_and_lost_rank(slow: Path, tmp_path: Path) -> None:
         assert told["ranks"][rank]["call"]["call_site"].endswith(line_of(tmp_path, "# last"))
 
 
+@pytest.mark.thorough
 def test_what_people_read(slow: Path, tmp_path: Path) -> None:
     done = call(slow)
     assert done.returncode == 1 and done.stderr == ""
@@ -133,6 +134,7 @@ def test_what_people_read(slow: Path, tmp_path: Path) -> None:
     assert sorted(slow.parent.iterdir()) == sorted([slow, page, chrome])
 
 
+@pytest.mark.thorough
 def test_chrome_trace(slow: Path, tmp_path: Path) -> None:
     out = tmp_path / "for perfetto.json"
     told = call(slow, "--chrome", out, "--html", tmp_path / "page.html", "--json").stdout
@@ -169,6 +171,7 @@ say(**fault(lambda: reduce(world)))
 """
 
 
+@pytest.mark.thorough
 def test_stopped_rank(folder: Path) -> None:
     with Ranks(3, STOPPED, UNISONO_TRACE=str(folder)) as ranks:
         for rank in range(3):

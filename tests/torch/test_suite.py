@@ -63,11 +63,13 @@ def outcomes():
         return {outcome.test: outcome for outcome in run.outcomes([*PROBES, *CHOSEN])}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("test", CHOSEN)
 def test_of_the_suite(outcomes, test):
     assert outcomes[test].status == "passed", outcomes[test].detail
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("probe", PROBES)
 def test_every_rank_counts(outcomes, probe):
     status, word = PROBES[probe]
@@ -127,6 +129,7 @@ def command(*arguments):
     return subprocess.run(call, env=environment, capture_output=True, text=True, timeout=100)
 
 
+@pytest.mark.thorough
 def test_command_counts():
     good, known_to_fail = "test_all_to_all_single_equal_split_complex", "test_all_to_all_complex"
     done = command("--backend", "gloo", "-k", good, "-k", known_to_fail)
@@ -136,6 +139,7 @@ def test_command_counts():
     assert (size, passed, failures, unexpected) == (str(RANKS), "1", "1", "0")
 
 
+@pytest.mark.thorough
 def test_command_says_what_is_wrong():
     nobody = command("--backend", "nobody", "--list")
     assert nobody.returncode == 2

@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 from tests.helpers.training_cases import adam, digest, run, seeded, wrapped
 
+pytestmark = pytest.mark.thorough
+
 BACKENDS = ("gloo", "unisono")
 
 

@@ -32,6 +32,8 @@ import torch
 import torch.distributed as dist
 from tests.helpers.training_cases import STEPS, adam, digest, run, seeded, wrapped
 
+pytestmark = pytest.mark.thorough
+
 
 class Pauses:
     """Sleeps now and then: at other points on each rank, and in each run."""

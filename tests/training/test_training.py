@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_dev
 
 import torch
 import torch.distributed as dist
+from tests.helpers.thorough import essential
 from tests.helpers.training_cases import (
     STEPS,
     adam,
@@ -124,7 +125,7 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("name", COPIES)
+@pytest.mark.parametrize("name", essential(2, COPIES))
 def test_copies(on, name):
     theirs, ours, again = (on(backend, 2, *COPIES[name]) for backend in (*BACKENDS, "unisono"))
     cases.assert_alike(ours, theirs)
@@ -134,6 +135,7 @@ def test_copies(on, name):
     assert ours[0][0][-1] < 0.5 * ours[0][0][0], "it does not learn"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PARTS)
 def test_parts(on, name):
     theirs, ours = (on(backend, 2, *PARTS[name]) for backend in BACKENDS)
@@ -141,6 +143,7 @@ def test_parts(on, name):
     assert ours[1][0][-1] < 0.7 * ours[1][0][0], "it does not learn"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", [cases.two_dimensions, cases.hybrid_shards])
 def test_two_dimensions(on, case):
     theirs, ours = (on(backend, 4, case) for backend in BACKENDS)
@@ -148,6 +151,7 @@ def test_two_dimensions(on, case):
     assert len({bits for _, bits in ours}) == 1, "ranks have collected different parameters"
 
 
+@pytest.mark.thorough
 def test_ways_agree_with_each_other(on):
     """Two ranks that train copies, or shards, do the same sums."""
     expected = on("unisono", 2, cases.ddp, {})
@@ -155,6 +159,7 @@ def test_ways_agree_with_each_other(on):
         cases.assert_alike(on("unisono", 2, case), expected)
 
 
+@pytest.mark.thorough
 def test_ddp_on_four_ranks(on):
     theirs, ours, again = (on(backend, 4, cases.ddp, {}) for backend in (*BACKENDS, "unisono"))
     cases.assert_alike(ours, theirs)
@@ -208,6 +213,7 @@ def make_ddp():
     return wrapped(seeded())
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 @pytest.mark.parametrize("make", [make_ddp, cases.sharded])
 @pytest.mark.parametrize("save", [save_now, save_meanwhile])
@@ -246,6 +252,7 @@ def collected():
     return run(other, optimizer, 5), expected
 
 
+@pytest.mark.thorough
 def test_whole_states_come_from_one_rank(on):
     for found, expected in on("unisono", 2, collected):
         assert found == expected
@@ -276,6 +283,7 @@ def placements():
     return dist.tensor.Replicate(), Shard(0), Shard(1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_dtensors_move_between_layouts(on, dtype):
     torch.manual_seed(3)

@@ -468,6 +468,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(find_spec("torch") is None, reason="there is no torch")
 def test_the_torch_backend_opens_no_port_of_its_own(tmp_path: Path, port: str) -> None:
     def seen(method: str) -> list[set[tuple[str, str]]]:

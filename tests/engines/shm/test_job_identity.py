@@ -22,6 +22,7 @@ import pytest
 
 from tests.helpers.processes import DEADLINE
 from tests.helpers.start_cases import find_mpiexec
+from tests.helpers.thorough import essential
 from unisono.launch.process import ReservedPort
 
 #: A rank waits for a line with its value, joins, and sums the values of its job many times. All
@@ -173,7 +174,7 @@ def orders(*ranks: str) -> list[tuple[str, ...]]:
 # ---- jobs that can be told apart -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", orders("A0", "A1", "B0", "B1"), ids="-".join)
+@pytest.mark.parametrize("order", essential(2, orders("A0", "A1", "B0", "B1")), ids="-".join)
 def test_other_arguments(jobs: Jobs, order: Sequence[str]) -> None:
     for name in order:
         jobs.add(name, 2, "--learning-rate", name[0])
@@ -183,11 +184,14 @@ def test_other_arguments(jobs: Jobs, order: Sequence[str]) -> None:
 
 @pytest.mark.parametrize(
     "order",
-    [
-        ("A1", "B1", "A2", "B2", "A0", "B0"),
-        ("A0", "B2", "B1", "B0", "A2", "A1"),
-        ("B0", "A0", "A1", "B2", "A2", "B1"),
-    ],
+    essential(
+        1,
+        [
+            ("A1", "B1", "A2", "B2", "A0", "B0"),
+            ("A0", "B2", "B1", "B0", "A2", "A1"),
+            ("B0", "A0", "A1", "B2", "A2", "B1"),
+        ],
+    ),
     ids="-".join,
 )
 def test_other_variables(jobs: Jobs, order: Sequence[str]) -> None:
@@ -279,7 +283,7 @@ AMBIGUOUS_ORDERS = [
 ]
 
 
-@pytest.mark.parametrize("order", AMBIGUOUS_ORDERS, ids="-".join)
+@pytest.mark.parametrize("order", essential(1, AMBIGUOUS_ORDERS), ids="-".join)
 def test_nothing_tells_the_jobs_apart(jobs: Jobs, order: Sequence[str]) -> None:
     for name in order:
         jobs.add(name, 2, "--rank", name[1])
@@ -287,7 +291,7 @@ def test_nothing_tells_the_jobs_apart(jobs: Jobs, order: Sequence[str]) -> None:
     jobs.check_refused()
 
 
-@pytest.mark.parametrize("order", AMBIGUOUS_ORDERS, ids="-".join)
+@pytest.mark.parametrize("order", essential(1, AMBIGUOUS_ORDERS), ids="-".join)
 def test_arguments_and_variables_contradict_each_other(jobs: Jobs, order: Sequence[str]) -> None:
     for name in order:
         crossed = name[0] if name[1] == "0" else {"A": "B", "B": "A"}[name[0]]
@@ -316,7 +320,7 @@ def test_a_second_rank_of_one_number(jobs: Jobs) -> None:
 # ---- launchers -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("launcher", ["unisono run", "torchrun", "mpiexec"])
+@pytest.mark.parametrize("launcher", essential(1, ["unisono run", "torchrun", "mpiexec"]))
 def test_launchers_tell_their_jobs_apart(launcher: str, tmp_path: Path, port: str) -> None:
     commands = {
         "unisono run": [sys.executable, "-m", "unisono", "run", "-n", "3"],
@@ -372,7 +376,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("way", ["spawn", "fork"])
+@pytest.mark.parametrize("way", essential(1, ["spawn", "fork"]))
 def test_programs_that_start_their_own_ranks(way: str, tmp_path: Path, port: str) -> None:
     body = BODY.replace("value = float(sys.stdin.readline())", "")
     (tmp_path / "body.py").write_text(body)

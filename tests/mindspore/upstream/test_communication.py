@@ -330,6 +330,7 @@ def rounded(numbers: list[int], dtype_name: str) -> list[float]:
 # ---- both in one process, each with a world ------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_beside_mindspore_in_a_world(tmp_path, port):
     """MindSpore has a world only where msrun has started it, so this is a job of its own."""
     here = Path(__file__).parent

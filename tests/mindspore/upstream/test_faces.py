@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.helpers.thorough import essential
+
 mindspore = pytest.importorskip("mindspore")
 
 import unisono  # noqa: E402  (after the check for MindSpore)
@@ -35,7 +37,7 @@ def in_place() -> list:
     return x.asnumpy().tolist()
 
 
-@pytest.mark.parametrize("kind", ["threads", "shm"])
+@pytest.mark.parametrize("kind", essential(1, ["threads", "shm"]))
 def test_functional_face(kind: str) -> None:
     first, second = unisono.spawn(functional, 2, engine=kind, timeout=60)
     total = [10, 12, 14, 16]
@@ -43,6 +45,6 @@ def test_functional_face(kind: str) -> None:
     assert second[3:] == [[14, 16], [0, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("kind", ["threads", "shm"])
+@pytest.mark.parametrize("kind", essential(1, ["threads", "shm"]))
 def test_in_place_face(kind: str) -> None:
     assert unisono.spawn(in_place, 2, engine=kind, timeout=60) == [[10, 12, 14, 16]] * 2

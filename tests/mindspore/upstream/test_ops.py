@@ -209,6 +209,7 @@ def run_job(program: str, answers: Path) -> list[dict[str, Any]]:
     return [json.loads(answers.with_name(f"{answers.name}{rank}").read_text()) for rank in range(2)]
 
 
+@pytest.mark.thorough
 def test_the_same_program_gives_the_same_bits(tmp_path: Path) -> None:
     real = run_job(PROGRAM.format(prefix=""), tmp_path / "real")
     ours = run_job(PROGRAM.format(prefix="unisono."), tmp_path / "ours")

@@ -70,6 +70,7 @@ def test_both_kinds_of_tensors_are_moved(group, tensor):
         assert output.device == tensor.device and output.tolist() == [0, 1, 2, 3], name
 
 
+@pytest.mark.thorough
 def test_functional_collectives(group, tensor):
     from torch.distributed import _functional_collectives as functional
 

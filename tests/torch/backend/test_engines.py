@@ -34,12 +34,14 @@ def expected() -> list[str]:
     return losses([sys.executable, "-m", "unisono", "run", "-n", "2", SCRIPT])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["torch:gloo", "hybrid"])
 def test_started_by_unisono_run(expected, name):
     command = [sys.executable, "-m", "unisono", "run", "-n", "2", SCRIPT]
     assert losses(command, UNISONO_ENGINE=name) == expected
 
 
+@pytest.mark.thorough
 def test_started_by_mpiexec(expected, port):
     pytest.importorskip("mpi4py")
     rank = "OMPI_COMM_WORLD_RANK" if mpi_pool.is_open_mpi() else "PMI_RANK"

@@ -169,6 +169,7 @@ say(done=True)
 """
 
 
+@pytest.mark.thorough
 def test_unisono_under_gloo(fork_server, tmp_path):
     with ForkedRanks(fork_server, tmp_path, 3, UNDER_GLOO) as ranks:
         for rank in range(3):
@@ -209,6 +210,7 @@ hear()  # the store is rank 0's
 """
 
 
+@pytest.mark.thorough
 def test_join_again(fork_server, tmp_path):
     with ForkedRanks(fork_server, tmp_path, 3, REJOIN) as ranks:
         for rank in range(3):
@@ -267,6 +269,7 @@ else:
 """
 
 
+@pytest.mark.thorough
 def test_timeouts(fork_server, tmp_path):
     with ForkedRanks(fork_server, tmp_path, 3, LATE) as ranks:
         for rank in range(3):
@@ -288,6 +291,7 @@ def test_timeouts(fork_server, tmp_path):
         assert [ranks[rank].end() for rank in range(3)] == [0, 0, 0]
 
 
+@pytest.mark.thorough
 def test_timeout_of_the_world(fork_server, tmp_path):
     body = """
 enter(4)
@@ -378,6 +382,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.thorough
 def test_mismatches(fork_server, tmp_path):
     with ForkedRanks(fork_server, tmp_path, 3, MISMATCHED) as ranks:
         for rank in range(3):

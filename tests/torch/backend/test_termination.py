@@ -20,6 +20,7 @@ import pytest
 import unisono
 from tests.helpers.backend_cases import ForkedRanks, ForkServer
 from tests.helpers.paths import ROOT
+from tests.helpers.thorough import essential, essential_rows
 
 SOON = 10.0  # seconds; the ranks themselves would wait for ten minutes
 
@@ -125,7 +126,7 @@ for _ in range(3):
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", essential(1, ENDINGS))
 def test_exit(start: Start, ending: str) -> None:
     with start(2, f"enter()\n{ENDINGS[ending]}\nsay(last=True)") as ranks:
         for rank in range(2):
@@ -174,7 +175,9 @@ RAISES = ("a blocking call", "backward")  # enough: the others see no difference
 
 @pytest.mark.parametrize(
     ("wait", "way"),
-    [(wait, way) for wait in WAITS for way in WAYS if way != "raises" or wait in RAISES],
+    essential_rows(
+        2, [(wait, way) for wait in WAITS for way in WAYS if way != "raises" or wait in RAISES]
+    ),
 )
 def test_rank_that_ends(start: Start, wait: str, way: str) -> None:
     prepare, action = WAITS[wait]
@@ -254,6 +257,7 @@ say(alive=sum(range(10)))
             assert ranks[0].end() == 0
 
 
+@pytest.mark.thorough
 def test_interrupt_that_ends_a_rank(start: Start) -> None:
     """Nobody catches it: the process ends, and the other rank gets an error."""
     body = """
@@ -338,15 +342,18 @@ def test_torchrun(script: Callable[..., list[str]], tmp_path: Path) -> None:
     check_job(tmp_path, [*launcher, "--nproc-per-node", "2", *script(leave="pass")])
 
 
+@pytest.mark.thorough
 def test_unisono_run(script: Callable[..., list[str]], tmp_path: Path) -> None:
     check_job(tmp_path, [sys.executable, "-m", "unisono", "run", "-n", "2", *script()])
 
 
+@pytest.mark.thorough
 def test_plain_variables(script: Callable[..., list[str]], tmp_path: Path, port: str) -> None:
     command = [sys.executable, *script()]
     check_job(tmp_path, command, command, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
 
 
+@pytest.mark.thorough
 def test_mp_spawn(script: Callable[..., list[str]], tmp_path: Path) -> None:
     begin = f"torch.multiprocessing.spawn(main, ('file://{tmp_path}/store',), 2)"
     check_job(tmp_path, [sys.executable, *script(begin)])
@@ -379,7 +386,7 @@ IMPORTS: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("order", IMPORTS)
+@pytest.mark.parametrize("order", essential(1, IMPORTS))
 def test_import(order: str) -> None:
     script, variables = IMPORTS[order]
     command = [sys.executable, "-W", "error::UserWarning", "-c", script + USE]

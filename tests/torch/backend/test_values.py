@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from tests.helpers import worlds
 from tests.helpers.backend_cases import data, join, same, same_each
+from tests.helpers.thorough import essential
 from tests.helpers.torch_cases import VERBS, Draw, differ, torch_only, with_gaps
 
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64")
@@ -115,7 +116,7 @@ def reduce_everything(world, dtype_name):
         same(out, expected.split(lengths)[rank])
 
 
-@pytest.mark.parametrize("dtype", OPERATORS)
+@pytest.mark.parametrize("dtype", essential(4, OPERATORS))
 def test_reductions(run, dtype):
     run(reduce_everything, dtype)
 
@@ -393,6 +394,7 @@ def compare(world, seed, calls):
     return dict(called), wrong
 
 
+@pytest.mark.thorough
 def test_same_results_as_gloo(run):
     for rank, (called, wrong) in enumerate(run(compare, 3, 250)):
         assert wrong == [], f"rank {rank}"

@@ -466,5 +466,6 @@ def call_functional(rank, folder):
     dist.barrier()
 
 
+@pytest.mark.thorough
 def test_functional_collectives(run):
     run(call_functional)

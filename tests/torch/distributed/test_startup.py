@@ -13,6 +13,7 @@ import pytest
 import torch.distributed as upstream
 import unisono
 import unisono.torch.distributed as dist
+from tests.helpers.thorough import essential
 from unisono.core import environment
 from unisono.errors import ArgumentError, LaunchError, Unsupported
 
@@ -55,7 +56,7 @@ def run_two(arguments, **variables):
             process.kill()
 
 
-@pytest.mark.parametrize("empty", [False, True], ids=["new file", "empty file"])
+@pytest.mark.parametrize("empty", essential(1, [False, True]), ids=["new file", "empty file"])
 def test_file(tmp_path, empty):
     path = tmp_path / "meeting"
     if empty:
@@ -74,6 +75,7 @@ def test_a_file_that_nobody_else_reads_is_removed(tmp_path, bare):
     assert not path.exists() and not dist.is_initialized()
 
 
+@pytest.mark.thorough
 def test_environment(port):
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     run_two("'cpu:gloo,cuda:nccl', rank=rank, world_size=2", **address)
