@@ -282,7 +282,8 @@ def test_timeouts(fork_server, tmp_path):
                 assert error["kinds"][0] == "CommTimeout", (label, error)
                 assert {"RuntimeError", "TimeoutError"} <= set(error["kinds"])
                 assert error["ranks"] == [2], (label, error)
-                assert error["seconds"] >= 0.5, (label, error)
+                # The deadline of one rank is that of all, and the other may have started first.
+                assert error["seconds"] >= 0.25, (label, error)
                 named = "ranks [2] did not come within 0.5 s" in error["text"]
                 assert named == (label == "monitored"), (label, error)
         ranks[2].tell()
