@@ -318,7 +318,7 @@ bool Arena::alive(int rank) noexcept {
 }
 
 void Arena::announce_exit(int rank) noexcept {
-    // Relaxed: the rank leaves its groups later, and whoever sees that sees this too.
+    // Relaxed: the rank leaves its groups later, and a reader that sees that sees this too.
     rank_info(rank).exiting.store(now(), std::memory_order_relaxed);
 }
 

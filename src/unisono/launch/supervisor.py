@@ -195,7 +195,7 @@ class Supervisor:
         child = self._children[rank]
         try:
             return exit_code(child.pid)
-        except ChildProcessError:  # whoever started it has collected it: multiprocessing does
+        except ChildProcessError:  # its starter has collected it: multiprocessing does
             return child.collect()
 
     def _note_end(self, rank: int, code: int) -> None:

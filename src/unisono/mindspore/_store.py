@@ -1,7 +1,7 @@
 """`TCPStore`: names and values that the ranks of a job share, kept by one of them.
 
-The protocol is length-prefixed bytes and nothing is unpickled: whoever can connect to the port can
-read and write the store, as upstream, but cannot run code.
+The protocol is length-prefixed bytes and nothing is unpickled: a process that can connect to the
+port can read and write the store, as upstream, but cannot run code.
 """
 
 from __future__ import annotations

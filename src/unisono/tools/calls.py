@@ -36,7 +36,7 @@ def call_text(call: Record) -> str:
 def call_site(path_and_line: str | None) -> str:
     """Shorten the source line of a call so that it fits a table.
 
-    >>> call_site("train.py:88"), call_site("/home/somebody/projects/language/models/train.py:88")
+    >>> call_site("train.py:88"), call_site("/data/projects/natural/language/models/train.py:88")
     ('train.py:88', '.../models/train.py:88')
     """
     text = plain(path_and_line or "")
