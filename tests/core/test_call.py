@@ -12,6 +12,7 @@ from unisono.core.call import Call, Caller
 from unisono.core.dtypes import ReduceOp
 
 SIZE = 3
+ROOT = 2  # not the middle one: rows that are counted from the wrong end must differ
 COUNTS = [2, 0, 5]
 
 
@@ -31,17 +32,17 @@ CALLS: dict[str, Callable[[int], Call]] = {
     "reduce_scatter, uneven": lambda rank: Call.reduce_scatter(
         caller(rank), memory(7), memory(COUNTS[rank]), ReduceOp.SUM, COUNTS
     ),
-    "gather": lambda rank: Call.gather(caller(rank), memory(2), memory(6), 1),
+    "gather": lambda rank: Call.gather(caller(rank), memory(2), memory(6), ROOT),
     "gather, uneven": lambda rank: Call.gather(
-        caller(rank), memory(COUNTS[rank]), memory(7), 1, COUNTS
+        caller(rank), memory(COUNTS[rank]), memory(7), ROOT, COUNTS
     ),
     "all_gather": lambda rank: Call.all_gather(caller(rank), memory(2), memory(6)),
     "all_gather, uneven": lambda rank: Call.all_gather(
         caller(rank), memory(COUNTS[rank]), memory(7), COUNTS
     ),
-    "scatter": lambda rank: Call.scatter(caller(rank), memory(6), memory(2), 1),
+    "scatter": lambda rank: Call.scatter(caller(rank), memory(6), memory(2), ROOT),
     "scatter, uneven": lambda rank: Call.scatter(
-        caller(rank), memory(7), memory(COUNTS[rank]), 1, COUNTS
+        caller(rank), memory(7), memory(COUNTS[rank]), ROOT, COUNTS
     ),
     "all_to_all": lambda rank: Call.all_to_all(caller(rank), memory(6), memory(6)),
     "all_to_all, uneven": lambda rank: Call.all_to_all(
