@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -64,6 +65,8 @@ def _rights() -> tuple[tuple[str, ...], str | None]:
     trial = (
         "mount -t tmpfs tmpfs /dev/shm && ip link add zero type bridge"
         " && ip link add one type veth peer name two && hostname trial"
+        # In a user namespace this interpreter may be out of reach, as one below /root is.
+        f" && {shlex.quote(sys.executable)} -S -c pass"
     )
     failures = []
     # A user who is not root may be root in a user namespace, where the system allows that.
