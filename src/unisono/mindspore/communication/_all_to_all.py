@@ -11,6 +11,7 @@ from unisono.core.arguments import as_ints, check_length, check_list, shape_of, 
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError
 from unisono.mindspore._arguments import check_bool, check_integer
+from unisono.mindspore._gradients import differentiable
 from unisono.mindspore._groups import resolve_group
 from unisono.mindspore._handles import CommHandle, handle_of
 
@@ -21,6 +22,7 @@ __all__ = [
 ]
 
 
+@differentiable("unisono.mindspore.ops._exchanges:ListExchange", "input_tensor_list")
 def all_to_all_with_output_shape(
     output_shape_list: Sequence[Any],
     input_tensor_list: Sequence[Any],
@@ -42,6 +44,7 @@ def all_to_all_with_output_shape(
     return result, handle_of(work, result, async_op)
 
 
+@differentiable("unisono.mindspore.ops._exchanges:RowExchange")
 def all_to_all_single_with_output_shape(
     output_shape: Any,
     tensor: Any,

@@ -12,6 +12,7 @@ from unisono.core import buffers, dispatch
 from unisono.core.arguments import equal_rows, shape_of
 from unisono.core.groups import Group
 from unisono.mindspore._arguments import ReduceOp, check_bool, operator, zeros_like
+from unisono.mindspore._gradients import differentiable
 from unisono.mindspore._groups import resolve_group, resolve_root
 from unisono.mindspore._handles import CommHandle, handle_of
 from unisono.mindspore.communication._all_to_all import (
@@ -51,6 +52,7 @@ __all__ = [
 ]
 
 
+@differentiable("unisono.mindspore.ops._collectives:AllReduce")
 def all_reduce(
     tensor: Any,
     op: str = ReduceOp.SUM,
@@ -67,6 +69,7 @@ def all_reduce(
     return result, handle_of(work, result, async_op)
 
 
+@differentiable("unisono.mindspore.ops._collectives:AllGather")
 def all_gather_into_tensor(
     tensor: Any,
     group: str | Group | None = GlobalComm.WORLD_COMM_GROUP,
@@ -82,6 +85,7 @@ def all_gather_into_tensor(
     return result, handle_of(work, result, async_op)
 
 
+@differentiable("unisono.mindspore.ops._collectives:ReduceScatter")
 def reduce_scatter_tensor(
     tensor: Any,
     op: str = ReduceOp.SUM,
@@ -99,6 +103,7 @@ def reduce_scatter_tensor(
     return result, handle_of(work, result, async_op)
 
 
+@differentiable("unisono.mindspore.ops._collectives:Reduce")
 def reduce(
     tensor: Any,
     dst: int,
@@ -117,6 +122,7 @@ def reduce(
     return out.finish()
 
 
+@differentiable("unisono.mindspore.ops._collectives:TensorBroadcast")
 def broadcast(
     tensor: Any, src: int = 0, group: str | Group | None = GlobalComm.WORLD_COMM_GROUP
 ) -> Any:
@@ -128,6 +134,7 @@ def broadcast(
     return out.finish()
 
 
+@differentiable("unisono.mindspore.ops._collectives:CollectiveScatter")
 def scatter_tensor(
     tensor: Any, src: int = 0, group: str | Group | None = GlobalComm.WORLD_COMM_GROUP
 ) -> Any:
@@ -143,6 +150,7 @@ def scatter_tensor(
     return out.finish()
 
 
+@differentiable("unisono.mindspore.ops._collectives:CollectiveGather")
 def gather_into_tensor(
     tensor: Any, dst: int = 0, group: str | Group | None = GlobalComm.WORLD_COMM_GROUP
 ) -> Any:

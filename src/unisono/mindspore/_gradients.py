@@ -1,0 +1,79 @@
+"""Let MindSpore differentiate functions: while it records a gradient, its tape keeps the backward.
+
+A function is differentiated as the primitive of `ops` that does the same, so that each formula
+stands once, in that primitive's `backward`, for calls and for graphs.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+__all__ = ["differentiable", "is_recording"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def is_recording() -> bool:
+    """Tell whether MindSpore computes a gradient around this call (in PyNative mode)."""
+    return "mindspore" in sys.modules and bool(_executor().requires_grad())
+
+
+@functools.cache
+def _executor() -> Any:
+    return importlib.import_module("mindspore.common.api")._pynative_executor
+
+
+def differentiable(
+    primitive: str, tensors: str = "tensor"
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Make a function differentiable in its argument `tensors`, a tensor or a list of them.
+
+    `primitive` is "module:class" below `unisono.mindspore.ops`. Its constructor takes the other
+    arguments of the function, in their order and without `async_op`.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            if not is_recording():  # nearly always
+                return function(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return _record(function, primitive, tensors, bound.arguments)
+
+        return call
+
+    return decorate
+
+
+def _record(
+    function: Callable[..., _R], primitive: str, tensors: str, arguments: dict[str, Any]
+) -> _R:
+    """Call the function, and put it on the tape if it has tensors of MindSpore."""
+    given = arguments[tensors]
+    listed = isinstance(given, list | tuple)
+    operands = list(given) if listed else [given]
+    kind = sys.modules["mindspore"].Tensor
+    if not operands or not all(isinstance(operand, kind) for operand in operands):
+        return function(**arguments)
+
+    def run(*received: Any) -> Any:
+        return function(**{**arguments, tensors: list(received) if listed else received[0]})
+
+    def make() -> Any:
+        module, _, name = primitive.partition(":")
+        others = [value for key, value in arguments.items() if key not in (tensors, "async_op")]
+        return getattr(importlib.import_module(module), name).plain(*others)
+
+    from unisono.mindspore.integration import tape  # needs MindSpore
+
+    result: _R = tape.record(make, run, operands)
+    return result

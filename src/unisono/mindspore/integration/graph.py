@@ -1,0 +1,129 @@
+"""Collectives inside MindSpore's graphs. Needs MindSpore.
+
+A graph sees a primitive as a custom operator, whose kernel is the primitive's own call on the
+operator's memory. Two of MindSpore's attributes keep the calls in order on every rank: operators
+with `side_effect_io` run in the order of the program and are never left out, and with
+`side_effect_backprop` their backwards run in the reverse order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import mindspore
+from mindspore import Tensor, ops
+from unisono.errors import Unsupported
+from unisono.mindspore.ops._primitive import CommunicationPrimitive, NoBackward
+
+__all__ = ["operator_class"]
+
+
+_CLASSES: dict[type[CommunicationPrimitive], Any] = {}
+
+
+def operator_class(primitive: type[CommunicationPrimitive]) -> Any:
+    """The class of the same primitive whose objects are operators of a graph too."""
+    if primitive not in _CLASSES:
+        names = {
+            "__module__": primitive.__module__,
+            "__doc__": primitive.__doc__,
+            "__call__": primitive.__call__,
+            "primitive": primitive,
+        }
+        _CLASSES[primitive] = type(primitive.__name__, (_Operator, primitive), names)
+    return _CLASSES[primitive]
+
+
+class _Operator(ops.Custom):  # type: ignore[misc]
+    """The half of such a class that MindSpore's compiler uses."""
+
+    primitive: type[CommunicationPrimitive]
+    is_operator = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.primitive.__init__(self, *args, **kwargs)
+        # Operators of MindSpore that start inside a kernel wait for it, so it works on arrays only.
+        own = self.primitive.plain(
+            *map(_with_numpy_dtypes, args),
+            **{name: _with_numpy_dtypes(value) for name, value in kwargs.items()},
+        )
+
+        def kernel(*arrays: Any) -> Any:
+            result = own(*map(_to_own, arrays))
+            return tuple(map(_to_theirs, result)) if type(result) is tuple else _to_theirs(result)
+
+        # MindSpore wants something for shape and dtype; `__infer__` answers in their place.
+        ops.Custom.__init__(self, kernel, out_shape=kernel, out_dtype=kernel, func_type="pyfunc")
+        self.name = self.primitive.__name__
+        # What only refuses must not run unless a gradient needs it.
+        self.add_prim_attr("side_effect_io", self.primitive is not NoBackward)
+        self.add_prim_attr("side_effect_backprop", True)
+
+    def __infer__(self, *operands: dict[str, Any]) -> dict[str, Any]:
+        """Tell the compiler the shape and dtype of the result."""
+        self.add_prim_attr("inputs_num", len(operands))
+        shapes = [tuple(operand["shape"]) for operand in operands]
+        for shape in shapes:
+            _check_shape(self.name, shape)
+        shape = self.result_shapes(*shapes)
+        dtype = self.result_dtypes(*(operand["dtype"] for operand in operands))
+        if not isinstance(shape, list):
+            _check_shape(self.name, shape)
+            return {"shape": shape, "dtype": dtype, "value": None}
+        for part in shape:
+            _check_shape(self.name, part)
+        dtypes = tuple(dtype) if isinstance(dtype, list) else (dtype,) * len(shape)
+        return {"shape": tuple(shape), "dtype": dtypes, "value": None}
+
+    def get_bprop(self) -> Any:
+        """The backward, which the compiler asks for when it differentiates."""
+        return self.backward()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+    def __repr__(self) -> str:
+        return self.primitive.__repr__(self)
+
+
+def _check_shape(name: str, shape: Sequence[int]) -> None:
+    if any(length < 0 for length in shape):
+        raise Unsupported(
+            f"{name} in a graph needs shapes that are known when it is compiled, not "
+            f"{tuple(shape)}; call it outside the graph, in PyNative mode"
+        )
+    if 0 in shape:
+        raise Unsupported(
+            f"{name} in a graph cannot take or give an empty tensor, of shape {tuple(shape)}: "
+            "MindSpore's custom operators cannot; call it outside the graph, in PyNative mode"
+        )
+
+
+def _with_numpy_dtypes(value: Any) -> Any:
+    """An argument of a primitive, with NumPy's dtypes for MindSpore's."""
+    if isinstance(value, list | tuple):
+        return [_with_numpy_dtypes(entry) for entry in value]
+    if not isinstance(value, mindspore.Type):
+        return value
+    own = value is mindspore.bfloat16
+    return np.dtype(ml_dtypes.bfloat16 if own else mindspore.dtype_to_nptype(value))
+
+
+# MindSpore has its own NumPy dtype for bfloat16, with the same bits as that of ml_dtypes.
+
+
+def _to_own(array: Any) -> Any:
+    return (
+        array.view(np.uint16).view(ml_dtypes.bfloat16) if array.dtype.name == "bfloat16" else array
+    )
+
+
+def _to_theirs(array: Any) -> Any:
+    return array.view(np.uint16).view(_BFLOAT16) if array.dtype == ml_dtypes.bfloat16 else array
+
+
+_BFLOAT16 = Tensor([0.0], mindspore.bfloat16).asnumpy().dtype

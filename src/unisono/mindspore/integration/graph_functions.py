@@ -1,0 +1,174 @@
+"""What MindSpore's compiler reads instead of the functions of the faces. Needs MindSpore.
+
+The compiler translates the source of every function that a graph calls. Those of the faces check
+arguments and move memory, which it cannot translate; these only make operators.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mindspore import Tensor, ops
+from mindspore.ops import constexpr
+from unisono.errors import Unsupported
+from unisono.mindspore._groups import HCCL_WORLD_COMM_GROUP as WORLD
+from unisono.mindspore.communication import comm_func, management
+from unisono.mindspore.integration.graph import operator_class
+from unisono.mindspore.ops import _collectives, _exchanges, _messages
+from unisono.mindspore.ops._primitive import CommunicationPrimitive, CompositePrimitive
+
+__all__ = [
+    "all_gather_into_tensor",
+    "all_reduce",
+    "all_to_all_single_with_output_shape",
+    "all_to_all_with_output_shape",
+    "broadcast",
+    "gather_into_tensor",
+    "install",
+    "listed",
+    "reduce",
+    "reduce_scatter_tensor",
+    "scatter_tensor",
+]
+
+_AllReduce = operator_class(_collectives.AllReduce)
+_AllGather = operator_class(_collectives.AllGather)
+_ReduceScatter = operator_class(_collectives.ReduceScatter)
+_Reduce = operator_class(_collectives.Reduce)
+_Broadcast = operator_class(_collectives.TensorBroadcast)
+_Scatter = operator_class(_collectives.CollectiveScatter)
+_Gather = operator_class(_collectives.CollectiveGather)
+_RowExchange = operator_class(_exchanges.RowExchange)
+_FlatExchange = operator_class(_exchanges.FlatExchange)
+
+
+@constexpr  # type: ignore[untyped-decorator]
+def _size(shape: Any) -> int:
+    """How many elements a tensor of this shape has."""
+    return math.prod(shape)
+
+
+@constexpr  # type: ignore[untyped-decorator]
+def _sizes(shapes: Any) -> tuple[int, ...]:
+    return tuple(map(math.prod, shapes))
+
+
+@constexpr  # type: ignore[untyped-decorator]
+def _no_handle(async_op: Any) -> None:
+    """Refuse a handle: a graph has none to wait for."""
+    if async_op:
+        raise Unsupported(
+            "async_op=True is not possible in a graph, which has no handle to wait for; "
+            "use async_op=False"
+        )
+
+
+def all_reduce(tensor: Any, op: str = "sum", group: Any = WORLD, async_op: bool = False) -> Any:
+    """Combine a tensor, on every rank."""
+    return _AllReduce(op, group)(tensor), _no_handle(async_op)
+
+
+def all_gather_into_tensor(tensor: Any, group: Any = WORLD, async_op: bool = False) -> Any:
+    """Join every rank's tensor."""
+    return _AllGather(group)(tensor), _no_handle(async_op)
+
+
+def reduce_scatter_tensor(
+    tensor: Any, op: str = "sum", group: Any = WORLD, async_op: bool = False
+) -> Any:
+    """Combine a tensor; each rank gets its rows."""
+    return _ReduceScatter(op, group)(tensor), _no_handle(async_op)
+
+
+def reduce(tensor: Any, dst: int, op: str = "sum", group: Any = WORLD) -> Any:
+    """Combine a tensor, on one rank."""
+    return _Reduce(dst, op, group)(tensor)
+
+
+def broadcast(tensor: Any, src: int = 0, group: Any = WORLD) -> Any:
+    """Copy the tensor of one rank."""
+    return _Broadcast(src, group)(tensor)
+
+
+def scatter_tensor(tensor: Any, src: int = 0, group: Any = WORLD) -> Any:
+    """Distribute the rows of one rank's tensor."""
+    return _Scatter(src, group)(tensor)
+
+
+def gather_into_tensor(tensor: Any, dst: int = 0, group: Any = WORLD) -> Any:
+    """Join every rank's tensor on one rank."""
+    return _Gather(dst, group)(tensor)
+
+
+def all_to_all_single_with_output_shape(
+    output_shape: Any,
+    tensor: Any,
+    output_split_sizes: Any = None,
+    input_split_sizes: Any = None,
+    group: Any = None,
+    async_op: bool = False,
+) -> Any:
+    """Exchange rows."""
+    shape = output_shape.shape if isinstance(output_shape, Tensor) else output_shape
+    exchange = _RowExchange(shape, output_split_sizes, input_split_sizes, group)
+    return exchange(tensor), _no_handle(async_op)
+
+
+def all_to_all_with_output_shape(
+    output_shape_list: Any, input_tensor_list: Any, group: Any = None, async_op: bool = False
+) -> Any:
+    """Exchange lists of tensors."""
+    # Operators that take lists have no backward in a graph, so the tensors travel as one.
+    shapes: Any = ()
+    for entry in output_shape_list:
+        if isinstance(entry, Tensor):
+            shapes += (entry.shape,)
+        else:
+            shapes += (entry,)
+    sends: Any = ()
+    flat: Any = ()
+    for tensor in input_tensor_list:
+        sends += (tensor.size,)
+        flat += (tensor.reshape((-1,)),)
+    received = _FlatExchange(sends, _sizes(shapes), 1, group)(ops.cat(flat))
+    result: Any = ()
+    start = 0
+    for shape in shapes:
+        count = _size(shape)
+        result += (received[start : start + count].reshape(shape),)
+        start += count
+    return result, _no_handle(async_op)
+
+
+def listed(tensors: Any) -> Any:
+    """A list or tuple as it is; the compiler knows types."""
+    return tensors
+
+
+def install() -> None:
+    """Tell MindSpore's compiler what to read instead of our functions and classes."""
+    from mindspore.graph._parse.resources import convert_object_map
+
+    for function in (
+        all_reduce,
+        all_gather_into_tensor,
+        reduce_scatter_tensor,
+        reduce,
+        broadcast,
+        scatter_tensor,
+        gather_into_tensor,
+        all_to_all_single_with_output_shape,
+        all_to_all_with_output_shape,
+    ):
+        convert_object_map[getattr(comm_func, function.__name__)] = function
+    convert_object_map[_messages.listed] = listed
+    for module in (_collectives, _exchanges, _messages):
+        for name in module.__all__:
+            kind: Any = getattr(module, name)
+            primitive = isinstance(kind, type) and issubclass(kind, CommunicationPrimitive)
+            if primitive and not issubclass(kind, CompositePrimitive):
+                convert_object_map[kind] = operator_class(kind)
+    for name in ("get_rank", "get_group_size", "get_local_rank", "get_local_rank_size"):
+        function = getattr(management, name)
+        convert_object_map[function] = constexpr(function)

@@ -1,0 +1,300 @@
+"""The primitives that take one tensor of equal shape on every rank.
+
+Ranks in arguments are ranks of the world. Gradients are those of the sum of all ranks' losses,
+except where upstream decides otherwise, which the class then says.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from unisono.core.arguments import equal_rows
+from unisono.core.groups import Group
+from unisono.mindspore._arguments import ReduceOp, check_integer, operator
+from unisono.mindspore._groups import resolve_root
+from unisono.mindspore.communication import comm_func
+from unisono.mindspore.ops._primitive import (
+    WORLD,
+    CommunicationPrimitive,
+    CompositePrimitive,
+    OperatorPrimitive,
+)
+
+__all__ = [
+    "AllGather",
+    "AllReduce",
+    "Backward",
+    "Barrier",
+    "Broadcast",
+    "CollectiveGather",
+    "CollectiveScatter",
+    "Reduce",
+    "ReduceScatter",
+    "TensorBroadcast",
+    "divided",
+    "joined",
+]
+
+Backward = Callable[..., tuple[Any, ...]]
+
+
+class AllReduce(OperatorPrimitive):
+    """Combine a tensor over the group; every rank gets the result."""
+
+    def __init__(self, op: str = "sum", group: str | Group | None = WORLD) -> None:
+        super().__init__(group)
+        operator(op)
+        self.op = op
+
+    def __call__(self, input_x: Any) -> Any:
+        """Return the combined tensor."""
+        return comm_func.all_reduce(input_x, self.op, self.group)[0]
+
+    def backward(self) -> Backward:
+        """The sum of all gradients, times how much the result depends on this operand.
+
+        For max and min, every rank that holds the result's value gets the whole gradient.
+        """
+        total = self.like(AllReduce, ReduceOp.SUM, self.group)
+
+        def of_sum(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+            return (total(gradient),)
+
+        def of_extreme(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+            return (total(gradient) * (operand == result).astype(gradient.dtype),)
+
+        def of_product(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+            return (total(gradient * result) / operand,)
+
+        if self.op == ReduceOp.AVG:
+            return _mean(of_sum, self.size())
+        return {ReduceOp.SUM: of_sum, ReduceOp.PROD: of_product}.get(self.op, of_extreme)
+
+
+class AllGather(OperatorPrimitive):
+    """Join every rank's tensor along the first dimension, on every rank."""
+
+    def __init__(self, group: str | Group | None = WORLD) -> None:
+        super().__init__(group)
+
+    def __call__(self, input_x: Any) -> Any:
+        """Return the joined tensor."""
+        return comm_func.all_gather_into_tensor(input_x, self.group)[0]
+
+    def result_shapes(self, *shapes: Sequence[int]) -> Any:
+        """Every rank's rows."""
+        return joined(shapes[0], self.size())
+
+    def backward(self) -> Backward:
+        """Each rank's rows of the sum of all gradients."""
+        scatter = self.like(ReduceScatter, ReduceOp.SUM, self.group)
+
+        def of_gather(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+            return (scatter(gradient).reshape(operand.shape),)
+
+        return of_gather
+
+
+class ReduceScatter(OperatorPrimitive):
+    """Combine a tensor over the group; each rank gets its part of the rows."""
+
+    def __init__(self, op: str = "sum", group: str | Group | None = WORLD) -> None:
+        super().__init__(group)
+        operator(op)
+        self.op = op
+
+    def __call__(self, input_x: Any) -> Any:
+        """Return this rank's part."""
+        return comm_func.reduce_scatter_tensor(input_x, self.op, self.group)[0]
+
+    def result_shapes(self, *shapes: Sequence[int]) -> Any:
+        """One part of the rows."""
+        return divided(shapes[0], self.size())
+
+    def backward(self) -> Backward:
+        """Every rank's gradient, joined, times how much the result depends on this operand."""
+        gather = self.like(AllGather, self.group)
+
+        def of_sum(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+            return (gather(gradient),)
+
+        def of_extreme(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+            return (gather(gradient) * (operand == gather(result)).astype(gradient.dtype),)
+
+        def of_product(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+            return (gather(gradient * result) / operand,)
+
+        if self.op == ReduceOp.AVG:
+            return _mean(of_sum, self.size())
+        return {ReduceOp.SUM: of_sum, ReduceOp.PROD: of_product}.get(self.op, of_extreme)
+
+
+class Broadcast(CompositePrimitive):
+    """Copy the tensors of world rank `root_rank` to every rank."""
+
+    def __init__(self, root_rank: int, group: str | Group | None = WORLD) -> None:
+        super().__init__(group)
+        check_integer(root_rank, "root_rank")
+        self.root_rank = root_rank
+
+    def __call__(self, input_x: Any) -> Any:
+        """Return a tuple for a tuple or list of tensors, and a tensor for a tensor."""
+        if isinstance(input_x, (list, tuple)):
+            copies: Any = ()
+            for tensor in input_x:
+                copies += (comm_func.broadcast(tensor, self.root_rank, self.group),)
+            return copies
+        return comm_func.broadcast(input_x, self.root_rank, self.group)
+
+
+class TensorBroadcast(CommunicationPrimitive):
+    """`Broadcast` of one tensor.
+
+    As upstream, every rank's gradient passes through unchanged: it is not added up at the root.
+    """
+
+    def __init__(self, root_rank: int, group: str | Group | None) -> None:
+        super().__init__(group)
+        self.root_rank = root_rank
+
+    def __call__(self, input_x: Any) -> Any:
+        """Return the tensor of the root."""
+        return comm_func.broadcast(input_x, self.root_rank, self.group)
+
+    def backward(self) -> Backward:
+        """The gradient itself."""
+
+        def unchanged(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+            return (gradient,)
+
+        return unchanged
+
+
+class Reduce(OperatorPrimitive):
+    """Combine a tensor over the group for world rank `dest_rank`."""
+
+    def __init__(self, dest_rank: int, op: str = "sum", group: str | Group | None = WORLD) -> None:
+        super().__init__(group)
+        check_integer(dest_rank, "dest_rank")
+        operator(op)
+        self.dest_rank = dest_rank
+        self.op = op
+
+    def __call__(self, input_x: Any) -> Any:
+        """Return the combined tensor on `dest_rank`, and zeros of its shape elsewhere."""
+        return comm_func.reduce(input_x, self.dest_rank, self.op, self.group)
+
+    def backward(self) -> Backward:
+        """The gradient of `dest_rank`, times how much the result depends on this operand."""
+        copy = self.like(TensorBroadcast, self.dest_rank, self.group)
+
+        def of_sum(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+            return (copy(gradient),)
+
+        def of_extreme(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+            return (copy(gradient) * (operand == copy(result)).astype(gradient.dtype),)
+
+        def of_product(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+            return (copy(gradient * result) / operand,)
+
+        if self.op == ReduceOp.AVG:
+            return _mean(of_sum, self.size())
+        return {ReduceOp.SUM: of_sum, ReduceOp.PROD: of_product}.get(self.op, of_extreme)
+
+
+class CollectiveGather(OperatorPrimitive):
+    """Join every rank's tensor along the first dimension on world rank `dest_rank`."""
+
+    def __init__(self, dest_rank: int, group: str | Group | None = WORLD) -> None:
+        super().__init__(group)
+        check_integer(dest_rank, "dest_rank")
+        self.dest_rank = dest_rank
+
+    def __call__(self, input_x: Any) -> Any:
+        """Return the joined tensor on `dest_rank`, and meaningless zeros elsewhere."""
+        return comm_func.gather_into_tensor(input_x, self.dest_rank, self.group)
+
+    def result_shapes(self, *shapes: Sequence[int]) -> Any:
+        """Every rank's rows on `dest_rank`, this rank's elsewhere."""
+        members, root = resolve_root(self.group, self.dest_rank, "dest_rank")
+        return joined(shapes[0], members.size) if members.rank == root else shapes[0]
+
+    def backward(self) -> Backward:
+        """This rank's rows of the gradient of `dest_rank`."""
+        scatter = self.like(CollectiveScatter, self.dest_rank, self.group)
+        members, root = resolve_root(self.group, self.dest_rank, "dest_rank")
+        at_root, size = members.rank == root, int(members.size)
+
+        def of_root(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+            return (scatter(gradient).reshape(operand.shape),)
+
+        def of_others(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+            # Only the shape matters of what these ranks pass to the scatter.
+            whole = gradient.reshape((-1,)).tile((size,))
+            rows = operand.reshape((1,)).shape if operand.ndim == 0 else operand.shape
+            whole = whole.reshape((size * rows[0],) + rows[1:])  # noqa: RUF005  (for the compiler)
+            return (scatter(whole).reshape(operand.shape),)
+
+        return of_root if at_root else of_others
+
+
+class CollectiveScatter(OperatorPrimitive):
+    """Distribute the rows of the tensor of world rank `src_rank`, in equal parts."""
+
+    def __init__(self, src_rank: int = 0, group: str | Group | None = WORLD) -> None:
+        super().__init__(group)
+        check_integer(src_rank, "src_rank")
+        self.src_rank = src_rank
+
+    def __call__(self, input_x: Any) -> Any:
+        """Return this rank's part; every rank passes a tensor of the full shape."""
+        return comm_func.scatter_tensor(input_x, self.src_rank, self.group)
+
+    def result_shapes(self, *shapes: Sequence[int]) -> Any:
+        """One part of the rows."""
+        return divided(shapes[0], self.size())
+
+    def backward(self) -> Backward:
+        """Every rank's gradient, joined on `src_rank`; zeros elsewhere."""
+        gather = self.like(CollectiveGather, self.src_rank, self.group)
+        members, root = resolve_root(self.group, self.src_rank, "src_rank")
+        zeros_like = sys.modules["mindspore"].ops.zeros_like
+
+        def of_root(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+            return (gather(gradient),)
+
+        def of_others(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+            gather(gradient)
+            return (zeros_like(operand),)
+
+        return of_root if members.rank == root else of_others
+
+
+class Barrier(CompositePrimitive):
+    """Wait until every rank of the group has called this."""
+
+    def __init__(self, group: str | Group | None = WORLD) -> None:
+        super().__init__(group)
+
+    def __call__(self) -> None:
+        """Return when all ranks have called it."""
+        comm_func.barrier(self.group)
+
+
+def joined(shape: Sequence[int], size: int) -> tuple[int, ...]:
+    """The shape of `size` such tensors, one after the other; one without dimensions is a row."""
+    return (shape[0] * size, *shape[1:]) if shape else (size,)
+
+
+def divided(shape: Sequence[int], size: int) -> tuple[int, ...]:
+    """The shape of one of `size` equal parts of the rows."""
+    return (equal_rows(shape, size, "input_x"), *shape[1:])
+
+
+def _mean(of_sum: Backward, size: int) -> Backward:
+    def of_average(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+        return of_sum(operand, result, gradient / size)
+
+    return of_average
