@@ -48,7 +48,7 @@ FLOORS: dict[str, set[str]] = {
 }
 
 # What plugs into a real framework, and is imported only where that is.
-PLUGS = {"unisono.torch.backend"}
+PLUGS = {"unisono.torch.backend", "unisono.torch.distributed.nn.autograd"}
 
 MOST_MODULES = 8  # directly in src/unisono
 MOST_FILES = 15  # in any folder of src
