@@ -288,10 +288,10 @@ def _view_torch(tensor: Any) -> Buffer:
 
 
 class _BackwardWarning:
-    """Says in a backward through a tensor that a call wrote into it; in torch it is so too.
+    """A hook of a tensor that a call wrote into: a backward through it warns, as in torch.
 
-    Autograd knows nothing of the call, which is made to be fast, and goes on as if it were not
-    there. `attach` is for when the call has ended.
+    Autograd does not know of the call and goes on as if there were none. `attach` is for the end of
+    the call.
     """
 
     def __init__(self, tensor: Any) -> None:
@@ -300,8 +300,13 @@ class _BackwardWarning:
 
     def attach(self) -> None:
         tensor, self._tensor = self._tensor, None  # a hook that holds its tensor would be a cycle
-        hooks = (tensor._backward_hooks or {}).values()
-        if tensor.requires_grad and not any(isinstance(hook, _BackwardWarning) for hook in hooks):
+        if tensor is None or any(
+            isinstance(hook, _BackwardWarning) for hook in (tensor._backward_hooks or {}).values()
+        ):
+            return
+        # A view whose memory was written has no node until it is asked for, and torch 2.13 crashes
+        # if it gets a hook before.
+        if tensor.grad_fn is not None or tensor.requires_grad:
             tensor.register_hook(self)
 
     def __call__(self, gradient: Any) -> None:
