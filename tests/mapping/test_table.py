@@ -314,6 +314,7 @@ def test_real_torch_has_the_same_signature(call):
 
 FACES = [
     "torch.distributed",
+    "torch.distributed.nn.functional",
     "mindspore.communication",
     "mindspore.communication.comm_func",
     "mindspore.mint.distributed",
@@ -376,4 +377,5 @@ def test_missing_names_are_missing(item):
 def test_missing_names_of_the_torch_face_are_in_the_table():
     face = importlib.import_module("unisono.torch.distributed")
     told = {f"torch.distributed.{name}" for name in face._NEAREST}
+    told |= {f"torch.distributed.nn.{name}" for name in face.nn._NEAREST}
     assert told == {item.path for item in MISSING if item.path.startswith("torch.")}

@@ -10,12 +10,13 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from unisono.core import dtypes
+from unisono.core import dtypes, trace
 from unisono.core.arguments import as_ints, shape_of
 from unisono.core.dtypes import DType
 from unisono.core.engine import Work
@@ -265,21 +266,56 @@ def _view_torch(tensor: Any) -> Buffer:
             raise Unsupported("a torch tensor of zeros without memory; make a real one first")
         if not tensor.is_cpu:
             _note_device(buffer, tensor)
+        if tensor.requires_grad and torch.is_grad_enabled():
+            buffer.copy_back = _BackwardWarning(tensor).attach
         return buffer
     plain = tensor.detach()
     packed = plain.clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
     overlapping = _overlaps_itself(tensor.shape, tensor.stride(), 1)
-    buffer = Buffer(
-        packed.data_ptr(),
-        packed.numel(),
-        dtype,
-        packed,
-        not overlapping,
-        lambda: plain.copy_(packed),
-    )
+    warning = None
+    if tensor.requires_grad and torch.is_grad_enabled():
+        warning = _BackwardWarning(tensor)
+
+    def copy_back() -> None:
+        plain.copy_(packed)
+        if warning is not None:
+            warning.attach()
+
+    buffer = Buffer(packed.data_ptr(), packed.numel(), dtype, packed, not overlapping, copy_back)
     if not tensor.is_cpu:
         _note_device(buffer, tensor)
     return buffer
+
+
+class _BackwardWarning:
+    """A hook of a tensor that a call wrote into: a backward through it warns, as in torch.
+
+    Autograd does not know of the call and goes on as if there were none. `attach` is for the end of
+    the call.
+    """
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor: Any = tensor
+        self._site = trace.call_site()  # now: the call may end elsewhere in the program
+
+    def attach(self) -> None:
+        tensor, self._tensor = self._tensor, None  # a hook that holds its tensor would be a cycle
+        if tensor is None or any(
+            isinstance(hook, _BackwardWarning) for hook in (tensor._backward_hooks or {}).values()
+        ):
+            return
+        # A view whose memory was written has no node until it is asked for, and torch 2.13 crashes
+        # if it gets a hook before.
+        if tensor.grad_fn is not None or tensor.requires_grad:
+            tensor.register_hook(self)
+
+    def __call__(self, gradient: Any) -> None:
+        warnings.warn(
+            f"the call at {self._site} wrote into a tensor that requires a gradient, and autograd "
+            "does not know of it: the gradient is that of a program without the call. Use "
+            "unisono.torch.distributed.nn.functional, or torch.no_grad() if it is meant so",
+            stacklevel=2,
+        )
 
 
 def _note_device(buffer: Buffer, tensor: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from unisono.core.arguments import missing_name as _missing_name
 from unisono.core.engine import ReduceOp, Work
 from unisono.core.groups import Group as ProcessGroup
+from unisono.torch.distributed import nn as nn
 from unisono.torch.distributed.collectives import (
     all_gather,
     all_gather_coalesced,
