@@ -243,7 +243,7 @@ def send(
         call = Call.send(caller, source, peer, tag)
         return _finish(engine.send(call), call, group)
     except UnisonoError as error:
-        _add_note(error, "send", group)
+        _add_note(error, "send", group, tag)
         raise
 
 
@@ -267,7 +267,7 @@ def recv(
         call = Call.recv(caller, destination, peer, tag)
         return _finish(engine.recv(call), call, group)
     except UnisonoError as error:
-        _add_note(error, "recv", group)
+        _add_note(error, "recv", group, tag)
         raise
 
 
@@ -319,20 +319,23 @@ def _finish(work: Work, call: Call, group: Group) -> Work:
     if call.blocking:
         work.wait()  # it has ended; this notes its outcome and copies its result back
     else:
-        work.note(lambda: _where(call.verb, group, call.number))
+        work.note(lambda: _where(call.verb, group, call.number, call.tag))
     return work
 
 
-def _add_note(error: UnisonoError, verb: str, group: Group) -> None:
-    """Let an error say where it happened; messages are not counted."""
-    error.add_note(_where(verb, group, 0 if verb in ("send", "recv") else group.calls))
+def _add_note(error: UnisonoError, verb: str, group: Group, tag: int = 0) -> None:
+    """Let an error say where it happened."""
+    error.add_note(_where(verb, group, group.calls, tag))
 
 
-def _where(verb: str, group: Group, number: int) -> str:
+def _where(verb: str, group: Group, number: int, tag: int = 0) -> str:
     if group.rank < 0:
         return f"in {verb} on group {group.name!r}, by a rank that is not in it"
-    counted = f" (call {number})" if number else ""
-    return f"in {verb}{counted} on group {group.name!r}, rank {group.rank} of {group.size}"
+    if verb in ("send", "recv"):  # messages are not counted: their tags tell them apart
+        which = f" with tag {tag}"
+    else:
+        which = f" (call {number})" if number else ""
+    return f"in {verb}{which} on group {group.name!r}, rank {group.rank} of {group.size}"
 
 
 def _no_engine(group: Group) -> NotReady:
