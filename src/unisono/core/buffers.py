@@ -426,10 +426,10 @@ def overlap(first: Buffer, second: Buffer) -> bool:
     )
 
 
-def check_writable(buffer: Buffer) -> None:
+def check_writable(buffer: Buffer, name: str = "the destination") -> None:
     """Refuse a destination that cannot be written, before anything moves."""
     if not buffer.writable:
         raise ArgumentError(
-            "the destination cannot be written: it is read-only (a JAX array, a broadcast view), "
+            f"{name} cannot be written: it is read-only (a JAX array, a broadcast view), "
             "or several of its elements share memory; pass a writable copy"
         )

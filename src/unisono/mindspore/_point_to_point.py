@@ -14,7 +14,7 @@ from unisono.core.arguments import check_length, check_list
 from unisono.core.engine import AllOf, Work
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError, Unsupported
-from unisono.mindspore._arguments import check_integer
+from unisono.mindspore._arguments import check_integer, view
 from unisono.mindspore._groups import check_group, resolve_group, resolve_root, root_in_group
 from unisono.mindspore._handles import CommHandle, new_handle
 
@@ -31,6 +31,8 @@ __all__ = [
     "recv",
     "send",
 ]
+
+_NAMES = ("tensor", "tensor")  # what the caller calls source and destination
 
 
 def send(tensor: Any, dst: int = 0, group: str | None = None, tag: int = 0) -> None:
@@ -55,18 +57,19 @@ def irecv(tensor: Any, src: int = 0, group: str | None = None, tag: int = 0) -> 
 
 
 def _start_send(tensor: Any, dst: int, group: str | None, tag: int, *, blocking: bool) -> Work:
-    buffer = buffers.view(tensor)
+    buffer = view(tensor, "tensor")
     check_integer(dst, "dst")
     check_integer(tag, "tag")
     members = resolve_group(group)
-    return dispatch.send(members, buffer, peer_to_send_to(members, dst), tag, blocking=blocking)
+    peer = peer_to_send_to(members, dst)
+    return dispatch.send(members, buffer, peer, tag, blocking=blocking, names=_NAMES)
 
 
 def _start_recv(tensor: Any, src: int, group: str | None, tag: int, *, blocking: bool) -> Work:
-    buffer = buffers.view(tensor)
+    buffer = view(tensor, "tensor")
     check_integer(tag, "tag")
     members, peer = resolve_root(group, src, "src")
-    return dispatch.recv(members, buffer, peer, tag, blocking=blocking)
+    return dispatch.recv(members, buffer, peer, tag, blocking=blocking, names=_NAMES)
 
 
 def peer_to_send_to(group: Group, dst: int) -> int:
@@ -135,12 +138,14 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[CommHandle]:
     ready = [
         (
             dispatch.send if is_send(entry.op) else dispatch.recv,
-            buffers.view(entry.tensor),
+            view(entry.tensor, "tensor"),
             root_in_group(members, entry.peer, "peer"),
         )
         for entry in p2p_op_list
     ]
-    works = [start(members, buffer, peer, blocking=False) for start, buffer, peer in ready]
+    works = [
+        start(members, buffer, peer, blocking=False, names=_NAMES) for start, buffer, peer in ready
+    ]
     return [new_handle(AllOf(works), [entry.tensor for entry in p2p_op_list])]
 
 

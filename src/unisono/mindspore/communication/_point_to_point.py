@@ -14,13 +14,15 @@ from unisono.core.buffers import Output
 from unisono.core.engine import AllOf, Work
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError
-from unisono.mindspore._arguments import check_integer, empty_of, zeros_like
+from unisono.mindspore._arguments import check_integer, empty_of, view, zeros_like
 from unisono.mindspore._groups import resolve_root
 from unisono.mindspore._handles import CommHandle, new_handle
 from unisono.mindspore._point_to_point import BatchEntry, check_batch, is_send
 from unisono.mindspore.communication.management import GlobalComm
 
 __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
+
+_NAMES = ("tensor", "tensor")  # what the caller calls source and destination
 
 
 def send(
@@ -137,10 +139,10 @@ def _pattern(entry: P2POp, index: int) -> tuple[Any, tuple[int, ...] | None]:
 def _start_send(
     tensor: Any, dst: int, group: str | Group | None, tag: int, *, blocking: bool
 ) -> Work:
-    source = buffers.view(tensor)
+    source = view(tensor, "tensor")
     check_integer(tag, "tag")
     members, peer = resolve_root(group, dst, "dst")
-    return dispatch.send(members, source, peer, tag, blocking=blocking)
+    return dispatch.send(members, source, peer, tag, blocking=blocking, names=_NAMES)
 
 
 def _start_recv(
@@ -155,4 +157,4 @@ def _start_recv(
     out = buffers.output_like(tensor, shape)
     check_integer(tag, "tag")
     members, peer = resolve_root(group, src, "src")
-    return out, dispatch.recv(members, out.buffer, peer, tag, blocking=blocking)
+    return out, dispatch.recv(members, out.buffer, peer, tag, blocking=blocking, names=_NAMES)
