@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mindspore.mint.distributed import distributed as theirs
 
-import mindspore
-from tests.helpers.wrong_types import each_wrong
-from unisono.mindspore.ops import communication as ours
+mindspore = pytest.importorskip("mindspore")
+
+from mindspore.mint.distributed import distributed as theirs  # noqa: E402  (after the check)
+
+from tests.helpers.wrong_types import each_wrong  # noqa: E402
+from unisono.mindspore.ops import communication as ours  # noqa: E402
 
 X = mindspore.Tensor(np.zeros(2, np.float32))
 ODD = mindspore.Tensor(np.zeros(3, np.int64))
