@@ -101,6 +101,7 @@ def test_faces_as_a_table(name: str) -> None:
     table = faces_table(name)
     for way, core in (
         ("unisono.torch.distributed", "core, in place"),
+        ("mint.distributed", "core, in place"),
         ("comm_func", "core, new tensor"),
     ):
         # What a face adds is its time minus that of the core; all three are rounded.

@@ -85,15 +85,16 @@ def check_length(
 # ---- tensors -------------------------------------------------------------------------------------
 
 
-def check_one_dtype(parts: Sequence[Buffer], error: _Error = ArgumentError) -> None:
-    """Refuse tensors of different dtypes in one call."""
+def check_one_dtype(
+    parts: Sequence[Buffer],
+    error: _Error = ArgumentError,
+    names: str = "the tensors of one call",
+) -> None:
+    """Refuse tensors of different dtypes in one call; `names` says which of its arguments."""
     first = parts[0].dtype
     for part in parts:
         if part.dtype is not first:
-            raise error(
-                f"the tensors of one call must have one dtype, not {first.name} and "
-                f"{part.dtype.name}"
-            )
+            raise error(f"{names} must have one dtype, not {first.name} and {part.dtype.name}")
 
 
 def shape_of(tensor: Any) -> tuple[int, ...]:
@@ -128,7 +129,7 @@ def check_shape(
 
 
 def equal_rows(
-    shape: Sequence[int], size: int, name: str = "the tensor", error: _Error = ArgumentError
+    shape: Sequence[int], size: int, name: str = "tensor", error: _Error = ArgumentError
 ) -> int:
     """How many rows of the first dimension each of `size` ranks has.
 
@@ -161,7 +162,7 @@ def split_counts(
     [10, 10]
     """
     if not shape:
-        raise error(f"a tensor without dimensions has no rows to split ({name})")
+        raise error(f"{name} splits rows, but this tensor has no dimensions")
     rows = shape[0]
     lengths = [] if splits is None else as_ints(splits, name)
     if not lengths:

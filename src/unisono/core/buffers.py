@@ -137,6 +137,8 @@ def output_like(tensor: Any, shape: Sequence[int] | None = None) -> Output:
     try:
         size = tuple(tensor.shape if asked is None else asked)
         made = _empty(kind, size, tensor)
+    except ArgumentTypeError:
+        raise
     except (
         ValueError,
         TypeError,
@@ -155,7 +157,7 @@ def _empty(kind: str, size: tuple[int, ...], like: Any) -> Any:
     if kind == "torch":
         return sys.modules["torch"].empty(size, dtype=like.dtype, device=like.device)
     if kind == "mindspore":
-        return _empty_mindspore(size, like.dtype)
+        return _empty_mindspore(size, _mindspore_dtype(like))
     if kind == "cupy":
         return sys.modules["cupy"].empty(size, like.dtype)
     return np.empty(size, like.dtype)
@@ -165,15 +167,20 @@ _mindspore_lock = threading.Lock()
 _mindspore_started = False
 
 
-def _empty_mindspore(size: Sequence[int], dtype: Any) -> Any:
-    """A new tensor; MindSpore aborts if two threads run its very first operator at once."""
+def _empty_mindspore(size: Sequence[int], dtype: DType) -> Any:
+    """A new tensor over the memory of a NumPy array, which it keeps alive.
+
+    Memory of MindSpore's own takes a hundred times as long to get.
+    """
     global _mindspore_started
-    empty = sys.modules["mindspore"].mint.empty
+    mindspore = sys.modules["mindspore"]
     if not _mindspore_started:
+        # MindSpore aborts if two threads run its very first operator at once, and ranks that are
+        # threads compute with results at the same time.
         with _mindspore_lock:
-            empty((1,), dtype=dtype).data_ptr()
+            mindspore.mint.empty((1,), dtype=mindspore.float32).data_ptr()
             _mindspore_started = True
-    return empty(size, dtype=dtype)
+    return mindspore.Tensor.from_numpy(np.empty(size, dtype.numpy))
 
 
 def concatenated(parts: Sequence[Buffer]) -> Any:
@@ -325,12 +332,8 @@ def _note_device(buffer: Buffer, tensor: Any) -> None:
 
 
 def _view_mindspore(tensor: Any) -> Buffer:
-    dtype = dtypes.by_name(str(tensor.dtype).lower())
-    if dtype is None:
-        raise ArgumentTypeError(
-            f"dtype {tensor.dtype} cannot be moved; use one of {', '.join(_names())}"
-        )
-    count = int(np.prod(tensor.shape, dtype=np.int64))
+    dtype = _mindspore_dtype(tensor)
+    count = tensor.size
     if count == 0:
         return Buffer(0, 0, dtype, tensor)
     # data_ptr() waits for operators that are under way, those that read this tensor included.
@@ -433,6 +436,22 @@ def _torch_dtypes() -> dict[Any, DType]:
     return _TORCH_DTYPES
 
 
+_MINDSPORE_DTYPES: dict[Any, DType] = {}
+
+
+def _mindspore_dtype(tensor: Any) -> DType:
+    """Our dtype of a MindSpore tensor, by MindSpore's dtype objects: their names cost more."""
+    dtype = _MINDSPORE_DTYPES.get(tensor.dtype)
+    if dtype is None:
+        dtype = dtypes.by_name(str(tensor.dtype).lower())
+        if dtype is None:
+            raise ArgumentTypeError(
+                f"dtype {tensor.dtype} cannot be moved; use one of {', '.join(_names())}"
+            )
+        _MINDSPORE_DTYPES[tensor.dtype] = dtype
+    return dtype
+
+
 def _overlaps_itself(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
     """Tell whether two indexes may share memory, as in an expanded tensor."""
     reach = item
@@ -462,10 +481,10 @@ def overlap(first: Buffer, second: Buffer) -> bool:
     )
 
 
-def check_writable(buffer: Buffer) -> None:
+def check_writable(buffer: Buffer, name: str = "the destination") -> None:
     """Refuse a destination that cannot be written, before anything moves."""
     if not buffer.writable:
         raise ArgumentError(
-            "the destination cannot be written: it is read-only (a JAX array, a broadcast view), "
+            f"{name} cannot be written: it is read-only (a JAX array, a broadcast view), "
             "or several of its elements share memory; pass a writable copy"
         )

@@ -1,7 +1,8 @@
 """Checks calls, describes each as one `Call`, runs it on the group's engine, explains errors.
 
 There is one function for each verb. With `blocking` the work that comes back has ended; `timeout`
-is in seconds, and None means the group's own. Bad input is an error here, before anything moves.
+is in seconds, and None means the group's own. Bad input is an error here, before anything moves;
+`names` are what the caller calls source and destination, for the texts of these errors.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ __all__ = [
     "send",
 ]
 
+_Names = tuple[str, str]
+_NAMES: _Names = ("src", "dst")
+
 # ---- the verbs -----------------------------------------------------------------------------------
 
 
@@ -41,16 +45,17 @@ def broadcast(
     *,
     blocking: bool = True,
     timeout: float | None = None,
+    names: _Names = _NAMES,
 ) -> Work:
     """Copy `source` of the root to `destination` of every rank (`source` is None elsewhere)."""
     try:
-        engine = _engine(group, source, destination)
+        engine = _engine(group, source, destination, names)
         _check_rank(group, root, "root")
         if group.rank == root:
-            source = _need(source, "src on the root")
-            _check_pair(source, destination)
-            _check_count(destination.count, source.count, "dst")
-        buffers.check_writable(destination)
+            source = _need(source, names[0])
+            _check_pair(source, destination, names)
+            _check_count(destination.count, source.count, names[1])
+        buffers.check_writable(destination, names[1])
         call = Call.broadcast(_caller(group, engine, blocking, timeout), source, destination, root)
         return _finish(engine.broadcast(call), call, group)
     except UnisonoError as error:
@@ -67,16 +72,17 @@ def reduce(
     *,
     blocking: bool = True,
     timeout: float | None = None,
+    names: _Names = _NAMES,
 ) -> Work:
     """Combine every `source` into `destination` of the root (`destination` is None elsewhere)."""
     try:
-        engine = _engine(group, source, destination)
+        engine = _engine(group, source, destination, names)
         _check_rank(group, root, "root")
         if group.rank == root:
-            destination = _need(destination, "dst on the root")
-            _check_reduction(source, destination, op)
+            destination = _need(destination, names[1])
+            _check_reduction(source, destination, op, names)
         else:
-            _check_operator(source, op)
+            _check_operator(source, op, names[0])
         call = Call.reduce(_caller(group, engine, blocking, timeout), source, destination, op, root)
         return _finish(engine.reduce(call), call, group)
     except UnisonoError as error:
@@ -92,11 +98,12 @@ def all_reduce(
     *,
     blocking: bool = True,
     timeout: float | None = None,
+    names: _Names = _NAMES,
 ) -> Work:
     """Combine every `source` into `destination` of every rank."""
     try:
-        engine = _engine(group, source, destination)
-        _check_reduction(source, destination, op)
+        engine = _engine(group, source, destination, names)
+        _check_reduction(source, destination, op, names)
         call = Call.all_reduce(_caller(group, engine, blocking, timeout), source, destination, op)
         return _finish(engine.all_reduce(call), call, group)
     except UnisonoError as error:
@@ -113,13 +120,14 @@ def reduce_scatter(
     *,
     blocking: bool = True,
     timeout: float | None = None,
+    names: _Names = _NAMES,
 ) -> Work:
     """Combine every `source` and leave part `rank` of the result in `destination`."""
     try:
-        engine = _engine(group, source, destination)
-        _check_operator(source, op)
-        _check_parts(group, counts, source, "src", destination, "dst")
-        buffers.check_writable(destination)
+        engine = _engine(group, source, destination, names)
+        _check_operator(source, op, names[0])
+        _check_parts(group, counts, source, destination, names)
+        buffers.check_writable(destination, names[1])
         caller = _caller(group, engine, blocking, timeout)
         call = Call.reduce_scatter(caller, source, destination, op, counts)
         return _finish(engine.reduce_scatter(call), call, group)
@@ -137,15 +145,16 @@ def gather(
     *,
     blocking: bool = True,
     timeout: float | None = None,
+    names: _Names = _NAMES,
 ) -> Work:
     """Join every `source` in `destination` of the root; `counts` matters on the root only."""
     try:
-        engine = _engine(group, source, destination)
+        engine = _engine(group, source, destination, names)
         _check_rank(group, root, "root")
         if group.rank == root:
-            destination = _need(destination, "dst on the root")
-            _check_parts(group, counts, destination, "dst", source, "src")
-            buffers.check_writable(destination)
+            destination = _need(destination, names[1])
+            _check_parts(group, counts, destination, source, names[::-1])
+            buffers.check_writable(destination, names[1])
         caller = _caller(group, engine, blocking, timeout)
         call = Call.gather(caller, source, destination, root, counts)
         return _finish(engine.gather(call), call, group)
@@ -162,12 +171,13 @@ def all_gather(
     *,
     blocking: bool = True,
     timeout: float | None = None,
+    names: _Names = _NAMES,
 ) -> Work:
     """Join every `source` in `destination` of every rank."""
     try:
-        engine = _engine(group, source, destination)
-        _check_parts(group, counts, destination, "dst", source, "src")
-        buffers.check_writable(destination)
+        engine = _engine(group, source, destination, names)
+        _check_parts(group, counts, destination, source, names[::-1])
+        buffers.check_writable(destination, names[1])
         call = Call.all_gather(
             _caller(group, engine, blocking, timeout), source, destination, counts
         )
@@ -186,15 +196,16 @@ def scatter(
     *,
     blocking: bool = True,
     timeout: float | None = None,
+    names: _Names = _NAMES,
 ) -> Work:
     """Distribute `source` of the root; `counts` matters on the root only."""
     try:
-        engine = _engine(group, source, destination)
+        engine = _engine(group, source, destination, names)
         _check_rank(group, root, "root")
         if group.rank == root:
-            source = _need(source, "src on the root")
-            _check_parts(group, counts, source, "src", destination, "dst")
-        buffers.check_writable(destination)
+            source = _need(source, names[0])
+            _check_parts(group, counts, source, destination, names)
+        buffers.check_writable(destination, names[1])
         caller = _caller(group, engine, blocking, timeout)
         call = Call.scatter(caller, source, destination, root, counts)
         return _finish(engine.scatter(call), call, group)
@@ -212,11 +223,12 @@ def all_to_all(
     *,
     blocking: bool = True,
     timeout: float | None = None,
+    names: _Names = _NAMES,
 ) -> Work:
     """Send part j of `source` to rank j, and receive part i of `destination` from rank i."""
     try:
-        engine = _engine(group, source, destination)
-        _check_exchange(group, source, destination, sends, receives)
+        engine = _engine(group, source, destination, names)
+        _check_exchange(group, source, destination, sends, receives, names)
         caller = _caller(group, engine, blocking, timeout)
         call = Call.all_to_all(caller, source, destination, sends, receives)
         return _finish(engine.all_to_all(call), call, group)
@@ -233,17 +245,18 @@ def send(
     *,
     blocking: bool = True,
     timeout: float | None = None,
+    names: _Names = _NAMES,
 ) -> Work:
     """Send `source` to `peer`; ends when `source` may be written again."""
     try:
-        engine = _engine(group, source, None)
+        engine = _engine(group, source, None, names)
         _check_rank(group, peer, "peer")
         _check_tag(tag)
         caller = _caller(group, engine, blocking, timeout, message=True)
         call = Call.send(caller, source, peer, tag)
         return _finish(engine.send(call), call, group)
     except UnisonoError as error:
-        _add_note(error, "send", group)
+        _add_note(error, "send", group, tag)
         raise
 
 
@@ -255,26 +268,27 @@ def recv(
     *,
     blocking: bool = True,
     timeout: float | None = None,
+    names: _Names = _NAMES,
 ) -> Work:
     """Receive into `destination` from `peer`, or from any rank; `work.source` says from whom."""
     try:
-        engine = _engine(group, None, destination)
+        engine = _engine(group, None, destination, names)
         if peer is not None:
             _check_rank(group, peer, "peer")
         _check_tag(tag)
-        buffers.check_writable(destination)
+        buffers.check_writable(destination, names[1])
         caller = _caller(group, engine, blocking, timeout, message=True)
         call = Call.recv(caller, destination, peer, tag)
         return _finish(engine.recv(call), call, group)
     except UnisonoError as error:
-        _add_note(error, "recv", group)
+        _add_note(error, "recv", group, tag)
         raise
 
 
 def barrier(group: Group, *, blocking: bool = True, timeout: float | None = None) -> Work:
     """End when every rank of the group has called it."""
     try:
-        engine = _engine(group, None, None)
+        engine = _engine(group, None, None, _NAMES)
         call = Call.barrier(_caller(group, engine, blocking, timeout))
         return _finish(engine.barrier(call), call, group)
     except UnisonoError as error:
@@ -285,13 +299,15 @@ def barrier(group: Group, *, blocking: bool = True, timeout: float | None = None
 # ---- before and after the engine -----------------------------------------------------------------
 
 
-def _engine(group: Group, source: Buffer | None, destination: Buffer | None) -> Engine:
+def _engine(
+    group: Group, source: Buffer | None, destination: Buffer | None, names: _Names
+) -> Engine:
     """The group's engine, if this rank is a member and the engine reaches the memory."""
     engine = group.engine
     if engine is None:
         raise _no_engine(group)
     if buffers.saw_device_tensor:
-        _check_devices(engine, source, destination)
+        _check_devices(engine, source, destination, names)
     return engine
 
 
@@ -319,20 +335,23 @@ def _finish(work: Work, call: Call, group: Group) -> Work:
     if call.blocking:
         work.wait()  # it has ended; this notes its outcome and copies its result back
     else:
-        work.note(lambda: _where(call.verb, group, call.number))
+        work.note(lambda: _where(call.verb, group, call.number, call.tag))
     return work
 
 
-def _add_note(error: UnisonoError, verb: str, group: Group) -> None:
-    """Let an error say where it happened; messages are not counted."""
-    error.add_note(_where(verb, group, 0 if verb in ("send", "recv") else group.calls))
+def _add_note(error: UnisonoError, verb: str, group: Group, tag: int = 0) -> None:
+    """Let an error say where it happened."""
+    error.add_note(_where(verb, group, group.calls, tag))
 
 
-def _where(verb: str, group: Group, number: int) -> str:
+def _where(verb: str, group: Group, number: int, tag: int = 0) -> str:
     if group.rank < 0:
         return f"in {verb} on group {group.name!r}, by a rank that is not in it"
-    counted = f" (call {number})" if number else ""
-    return f"in {verb}{counted} on group {group.name!r}, rank {group.rank} of {group.size}"
+    if verb in ("send", "recv"):  # messages are not counted: their tags tell them apart
+        which = f" with tag {tag}"
+    else:
+        which = f" (call {number})" if number else ""
+    return f"in {verb}{which} on group {group.name!r}, rank {group.rank} of {group.size}"
 
 
 def _no_engine(group: Group) -> NotReady:
@@ -347,41 +366,48 @@ def _no_engine(group: Group) -> NotReady:
 # ---- checks --------------------------------------------------------------------------------------
 
 
-def _check_devices(engine: Engine, *memory: Buffer | None) -> None:
+def _check_devices(
+    engine: Engine, source: Buffer | None, destination: Buffer | None, names: _Names
+) -> None:
     """All buffers of a call are in one memory, which the engine reaches."""
-    devices = {buffer.device for buffer in memory if buffer is not None}
-    if len(devices) > 1:
-        raise ArgumentError(f"one call has tensors on {' and '.join(sorted(devices))}")
-    if not devices <= engine.devices:
-        reached = " and ".join(sorted(engine.devices))
-        raise Unsupported(
-            f"engine {engine.name!r} reaches memory of {reached} only, and this tensor is on "
-            f"{devices.pop()}; move it to the CPU, or use engine 'torch:nccl'"
+    if source is not None and destination is not None and source.device != destination.device:
+        raise ArgumentError(
+            f"{names[0]} is on {source.device} and {names[1]} on {destination.device}; one call "
+            "needs them in one memory"
         )
+    for buffer, name in zip((source, destination), names, strict=True):
+        if buffer is not None and buffer.device not in engine.devices:
+            reached = " and ".join(sorted(engine.devices))
+            raise Unsupported(
+                f"engine {engine.name!r} reaches memory of {reached} only, and {name} is on "
+                f"{buffer.device}; move it to the CPU, or use engine 'torch:nccl'"
+            )
 
 
 def _need(buffer: Buffer | None, name: str) -> Buffer:
     if buffer is None:
-        raise ArgumentError(f"{name} is missing")
+        raise ArgumentError(f"{name} on the root is missing")
     return buffer
 
 
-def _check_reduction(source: Buffer, destination: Buffer, op: ReduceOp) -> None:
+def _check_reduction(source: Buffer, destination: Buffer, op: ReduceOp, names: _Names) -> None:
     if type(op) is not ReduceOp or op.name not in source.dtype.operators:
-        _check_operator(source, op)
+        _check_operator(source, op, names[0])
     if source is not destination:
-        _check_pair(source, destination)
-        _check_count(destination.count, source.count, "dst")
+        _check_pair(source, destination, names)
+        _check_count(destination.count, source.count, names[1])
     if not destination.writable:
-        buffers.check_writable(destination)
+        buffers.check_writable(destination, names[1])
 
 
-def _check_operator(source: Buffer, op: ReduceOp) -> None:
+def _check_operator(source: Buffer, op: ReduceOp, name: str) -> None:
     if not isinstance(op, ReduceOp):
-        raise ArgumentTypeError(f"expected a ReduceOp, got {op!r}")
+        raise ArgumentTypeError(f"op must be a ReduceOp, got {op!r}")
     if op.name not in source.dtype.operators:
         able = ", ".join(sorted(source.dtype.operators)) or "none: it can only be moved"
-        raise Unsupported(f"{source.dtype.name} cannot be reduced with {op.name}; it has {able}")
+        raise Unsupported(
+            f"{name} is {source.dtype.name}, which cannot be reduced with {op.name}; it has {able}"
+        )
 
 
 def _check_rank(group: Group, rank: int, name: str) -> None:
@@ -397,17 +423,18 @@ def _check_tag(tag: int) -> None:
         raise ArgumentError(f"tag {tag} has more than 64 bits")
 
 
-def _check_pair(source: Buffer, destination: Buffer) -> None:
+def _check_pair(source: Buffer, destination: Buffer, names: _Names) -> None:
     """Same dtype, and memory that is either the same or apart; in either order."""
+    first, second = names
     if source.dtype is not destination.dtype:
-        names = f"{source.dtype.name} and {destination.dtype.name}"
-        raise ArgumentTypeError(f"src and dst must have one dtype, not {names}")
+        dtypes = f"{source.dtype.name} and {destination.dtype.name}"
+        raise ArgumentTypeError(f"{first} and {second} must have one dtype, not {dtypes}")
     if not buffers.overlap(source, destination):
         return
     if source.address == destination.address and source.count == destination.count:
         return
     raise ArgumentError(
-        "src and dst overlap without being the same memory; pass a copy of one of them"
+        f"{first} and {second} overlap without being the same memory; pass a copy of one of them"
     )
 
 
@@ -416,46 +443,49 @@ def _check_count(count: int, expected: int, name: str) -> None:
         raise ArgumentError(f"{name} has {count} elements where {expected} are needed")
 
 
-def _check_parts(
-    group: Group, counts: Counts, whole: Buffer, whole_name: str, part: Buffer, part_name: str
-) -> None:
+def _check_parts(group: Group, counts: Counts, whole: Buffer, part: Buffer, names: _Names) -> None:
     """`part` is as long as this rank's part of `whole`; it may be that very memory, or apart."""
     if counts is None:
-        _check_count(whole.count, part.count * group.size, whole_name)
+        _check_count(whole.count, part.count * group.size, names[0])
         start = part.count * group.rank
     else:
-        _check_counts(group, counts, whole.count, whole_name)
-        _check_count(part.count, counts[group.rank], part_name)
+        _check_counts(group, counts, whole.count, names[0])
+        _check_count(part.count, counts[group.rank], names[1])
         start = sum(counts[: group.rank])
     in_place = part.address == whole.address + start * whole.dtype.itemsize
     if not in_place or part.dtype is not whole.dtype:
-        _check_pair(whole, part)
+        _check_pair(whole, part, names)
 
 
 def _check_exchange(
-    group: Group, source: Buffer, destination: Buffer, sends: Counts, receives: Counts
+    group: Group,
+    source: Buffer,
+    destination: Buffer,
+    sends: Counts,
+    receives: Counts,
+    names: _Names,
 ) -> None:
     if (sends is None) != (receives is None):
-        raise ArgumentError("give both counts, of what is sent and of what is received, or neither")
+        raise ArgumentError(f"give counts of both {names[0]} and {names[1]}, or of neither")
     if sends is None or receives is None:
         if source.count % group.size:
             raise ArgumentError(
-                f"src has {source.count} elements, not a multiple of the {group.size} ranks"
+                f"{names[0]} has {source.count} elements, not a multiple of the {group.size} ranks"
             )
-        _check_count(destination.count, source.count, "dst")
+        _check_count(destination.count, source.count, names[1])
     else:
-        _check_counts(group, sends, source.count, "src")
-        _check_counts(group, receives, destination.count, "dst")
-    _check_pair(source, destination)
-    buffers.check_writable(destination)
+        _check_counts(group, sends, source.count, names[0])
+        _check_counts(group, receives, destination.count, names[1])
+    _check_pair(source, destination, names)
+    buffers.check_writable(destination, names[1])
 
 
 def _check_counts(group: Group, counts: Sequence[int], total: int, name: str) -> None:
     """One count for each rank, none negative, that add up to `total`."""
     if len(counts) != group.size:
-        raise ArgumentError(f"{len(counts)} counts for a group of {group.size} ranks")
+        raise ArgumentError(f"{len(counts)} counts of {name} for a group of {group.size} ranks")
     if any(count < 0 for count in counts):
-        raise ArgumentError(f"counts cannot be negative: {list(counts)}")
+        raise ArgumentError(f"counts of {name} cannot be negative: {list(counts)}")
     if sum(counts) != total:
         added = f"the counts {list(counts)} add up to {sum(counts)}"
         raise ArgumentError(f"{added}, but {name} has {total} elements")

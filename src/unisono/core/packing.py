@@ -28,15 +28,19 @@ def pack_buffers(parts: Sequence[Buffer]) -> tuple[Buffer, list[int]]:
     return view(buffers.concatenated(parts)), [part.count for part in parts]
 
 
-def unpack_on_completion(tensors: Sequence[Any]) -> tuple[Buffer, list[int]]:
+def unpack_on_completion(
+    tensors: Sequence[Any], name: str = "the output"
+) -> tuple[Buffer, list[int]]:
     """One buffer for a result that goes into several tensors, when the call has ended."""
-    return unpack_buffers_on_completion(_views(tensors))
+    return unpack_buffers_on_completion(_views(tensors), name)
 
 
-def unpack_buffers_on_completion(parts: Sequence[Buffer]) -> tuple[Buffer, list[int]]:
-    """The same for buffers that are there already."""
+def unpack_buffers_on_completion(
+    parts: Sequence[Buffer], name: str = "the output"
+) -> tuple[Buffer, list[int]]:
+    """The same for buffers that are there already; `name` is what the caller calls their list."""
     for part in parts:
-        check_writable(part)
+        check_writable(part, f"a tensor of {name}")
     landing = buffers.empty_for(parts)
     buffer = view(landing)
     buffer.copy_back = lambda: buffers.unpack_into(landing, parts)

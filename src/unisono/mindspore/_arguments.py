@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from unisono.core import buffers, registry
+from unisono.core.buffers import Buffer
 from unisono.core.engine import ReduceOp as _Operator
 from unisono.errors import ArgumentError, ArgumentTypeError
 
@@ -22,6 +23,7 @@ __all__ = [
     "empty_of",
     "engine_for",
     "operator",
+    "view",
     "zeros_like",
 ]
 
@@ -84,6 +86,14 @@ def engine_for(backend: str, upstream: Collection[str], name: str) -> str | None
         known = ", ".join([*upstream, *registry.names()])
         raise ArgumentError(f"{name} must be one of {known}, got {backend!r}")
     return backend
+
+
+def view(tensor: Any, name: str) -> Buffer:
+    """The memory of a tensor; the error of one that has none names the parameter."""
+    try:
+        return buffers.view(tensor)
+    except ArgumentTypeError as error:
+        raise ArgumentTypeError(f"{name}: {error}") from None
 
 
 def zeros_like(tensor: Any, shape: Sequence[int] | None = None) -> Any:

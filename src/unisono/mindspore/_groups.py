@@ -17,6 +17,7 @@ __all__ = [
     "resolve_group",
     "resolve_root",
     "root_in_group",
+    "world_rank_of",
 ]
 
 # What MindSpore calls the world, by device; here all of them mean the same group.
@@ -75,3 +76,16 @@ def resolve_root(group: str | Group | None, world_rank: int, name: str) -> tuple
     check_integer(world_rank, name)  # even where there is no world yet
     members = resolve_group(group)
     return members, root_in_group(members, world_rank, name)
+
+
+def world_rank_of(group: str | Group | None, group_rank: int, name: str) -> int:
+    """The world rank of a rank of the group that the caller passed as `name`."""
+    check_integer(group_rank, name)
+    members = resolve_group(group)
+    if group_rank < 0:
+        raise ArgumentTypeError(f"{name} must be 0 or more, got {group_rank}")
+    if group_rank >= members.size:
+        raise ArgumentError(
+            f"{name} {group_rank} is out of range: group {members.name!r} has {members.size} ranks"
+        )
+    return members.ranks[group_rank]

@@ -1,7 +1,8 @@
 """Collectives that write into tensors of the caller, as mint and ops.communication have them.
 
 Groups are names, None means the world, and every `src` or `dst` is a rank of the world. A call
-returns None, or a handle where `async_op` is true.
+returns None, or a handle where `async_op` is true. The types of all arguments are checked before
+any value, and before the group is looked up.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from unisono.core import buffers, dispatch, packing
 from unisono.core.arguments import (
+    as_ints,
     check_length,
     check_list,
     check_one_dtype,
@@ -19,7 +21,7 @@ from unisono.core.arguments import (
 )
 from unisono.core.buffers import Buffer
 from unisono.errors import ArgumentTypeError
-from unisono.mindspore._arguments import blocking, operator
+from unisono.mindspore._arguments import blocking, operator, view
 from unisono.mindspore._groups import resolve_group, resolve_root
 from unisono.mindspore._handles import CommHandle, handle_of
 
@@ -42,6 +44,8 @@ __all__ = [
     "scatter_tensor",
 ]
 
+_IN_PLACE = ("tensor", "tensor")  # what the caller calls source and destination
+
 
 # ---- one tensor, or two of one shape -------------------------------------------------------------
 
@@ -50,9 +54,9 @@ def all_reduce(
     tensor: Any, op: str = "sum", group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
     """Combine `tensor` over the group, in place, so that every rank holds the result."""
-    buffer = buffers.view(tensor)
+    buffer, combine, waits = view(tensor, "tensor"), operator(op), blocking(async_op)
     members = resolve_group(group)
-    work = dispatch.all_reduce(members, buffer, buffer, operator(op), blocking=blocking(async_op))
+    work = dispatch.all_reduce(members, buffer, buffer, combine, blocking=waits, names=_IN_PLACE)
     return handle_of(work, tensor, async_op)
 
 
@@ -60,10 +64,10 @@ def broadcast(
     tensor: Any, src: int, group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
     """Copy the tensor of world rank `src` into `tensor` of every rank."""
+    buffer, waits = view(tensor, "tensor"), blocking(async_op)
     members, root = resolve_root(group, src, "src")
-    buffer = buffers.view(tensor)
     source = buffer if members.rank == root else None
-    work = dispatch.broadcast(members, source, buffer, root, blocking=blocking(async_op))
+    work = dispatch.broadcast(members, source, buffer, root, blocking=waits, names=_IN_PLACE)
     return handle_of(work, tensor, async_op)
 
 
@@ -71,11 +75,11 @@ def reduce(
     tensor: Any, dst: int, op: str = "sum", group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
     """Combine `tensor` over the group into the one of world rank `dst`; others keep theirs."""
+    buffer, combine, waits = view(tensor, "tensor"), operator(op), blocking(async_op)
     members, root = resolve_root(group, dst, "dst")
-    buffer = buffers.view(tensor)
     destination = buffer if members.rank == root else None
     work = dispatch.reduce(
-        members, buffer, destination, operator(op), root, blocking=blocking(async_op)
+        members, buffer, destination, combine, root, blocking=waits, names=_IN_PLACE
     )
     return handle_of(work, tensor, async_op)
 
@@ -84,7 +88,8 @@ def barrier(
     group: str | None = None, async_op: bool = False, device_ids: Any = None
 ) -> CommHandle | None:
     """Wait until every rank of the group has called this; `device_ids` changes nothing."""
-    work = dispatch.barrier(resolve_group(group), blocking=blocking(async_op))
+    waits = blocking(async_op)
+    work = dispatch.barrier(resolve_group(group), blocking=waits)
     return handle_of(work, None, async_op)
 
 
@@ -95,10 +100,12 @@ def all_gather_into_tensor(
     output_tensor: Any, input_tensor: Any, group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
     """Join every rank's tensor along the first dimension in `output_tensor`, on every rank."""
+    names = ("input_tensor", "output_tensor")
+    (source, destination), waits = _views(input_tensor, output_tensor, names), blocking(async_op)
     members = resolve_group(group)
-    source, destination = _views(input_tensor, output_tensor)
+    _check_one_dtype(source, destination, names)
     _check_whole(destination, source, members.size, "output_tensor")
-    work = dispatch.all_gather(members, source, destination, blocking=blocking(async_op))
+    work = dispatch.all_gather(members, source, destination, blocking=waits, names=names)
     return handle_of(work, output_tensor, async_op)
 
 
@@ -110,10 +117,13 @@ def all_gather_into_tensor_uneven(
     async_op: bool = False,
 ) -> CommHandle | None:
     """Join tensors that may have different numbers of rows, as `output_split_sizes` says."""
+    names = ("input", "output")
+    (source, destination), waits = _views(input, output, names), blocking(async_op)
+    splits = _splits(output_split_sizes, "output_split_sizes")
     members = resolve_group(group)
-    source, destination = _views(input, output)
-    counts = _counts(destination, output_split_sizes, members.size, "output_split_sizes")
-    work = dispatch.all_gather(members, source, destination, counts, blocking=blocking(async_op))
+    _check_one_dtype(source, destination, names)
+    counts = _counts(destination, splits, members.size, "output_split_sizes")
+    work = dispatch.all_gather(members, source, destination, counts, blocking=waits, names=names)
     return handle_of(work, output, async_op)
 
 
@@ -121,11 +131,14 @@ def reduce_scatter_tensor(
     output: Any, input: Any, op: str = "sum", group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
     """Combine `input` over the group and leave this rank's part of the rows in `output`."""
+    names = ("input", "output")
+    (source, destination), waits = _views(input, output, names), blocking(async_op)
+    combine = operator(op)
     members = resolve_group(group)
-    source, destination = _views(input, output)
+    _check_one_dtype(source, destination, names)
     _check_whole(source, destination, members.size, "input")
     work = dispatch.reduce_scatter(
-        members, source, destination, operator(op), blocking=blocking(async_op)
+        members, source, destination, combine, blocking=waits, names=names
     )
     return handle_of(work, output, async_op)
 
@@ -139,11 +152,14 @@ def reduce_scatter_tensor_uneven(
     async_op: bool = False,
 ) -> CommHandle | None:
     """Combine `input` and distribute its rows as `input_split_sizes` says."""
+    names = ("input", "output")
+    (source, destination), waits = _views(input, output, names), blocking(async_op)
+    splits, combine = _splits(input_split_sizes, "input_split_sizes"), operator(op)
     members = resolve_group(group)
-    source, destination = _views(input, output)
-    counts = _counts(source, input_split_sizes, members.size, "input_split_sizes")
+    _check_one_dtype(source, destination, names)
+    counts = _counts(source, splits, members.size, "input_split_sizes")
     work = dispatch.reduce_scatter(
-        members, source, destination, operator(op), counts, blocking=blocking(async_op)
+        members, source, destination, combine, counts, blocking=waits, names=names
     )
     return handle_of(work, output, async_op)
 
@@ -156,13 +172,14 @@ def gather_into_tensor(
     async_op: bool = False,
 ) -> CommHandle | None:
     """Join every rank's tensor in `output_tensor` of world rank `dst`; others keep theirs."""
+    names = ("input_tensor", "output_tensor")
+    (source, output), waits = _views(input_tensor, output_tensor, names), blocking(async_op)
     members, root = resolve_root(group, dst, "dst")
-    source, output = buffers.view(input_tensor), buffers.view(output_tensor)
     destination = output if members.rank == root else None
     if destination is not None:
-        check_one_dtype([source, destination])
+        _check_one_dtype(source, destination, names)
         _check_whole(destination, source, members.size, "output_tensor")
-    work = dispatch.gather(members, source, destination, root, blocking=blocking(async_op))
+    work = dispatch.gather(members, source, destination, root, blocking=waits, names=names)
     return handle_of(work, output_tensor, async_op)
 
 
@@ -174,11 +191,13 @@ def scatter_tensor(
     async_op: bool = False,
 ) -> CommHandle | None:
     """Distribute the rows of `input_tensor` of world rank `src`, in equal parts."""
+    names = ("input_tensor", "output_tensor")
+    (whole, destination), waits = _views(input_tensor, output_tensor, names), blocking(async_op)
     members, root = resolve_root(group, src, "src")
-    whole, destination = _views(input_tensor, output_tensor)
+    _check_one_dtype(whole, destination, names)
     _check_whole(whole, destination, members.size, "input_tensor")
     source = whole if members.rank == root else None
-    work = dispatch.scatter(members, source, destination, root, blocking=blocking(async_op))
+    work = dispatch.scatter(members, source, destination, root, blocking=waits, names=names)
     return handle_of(work, output_tensor, async_op)
 
 
@@ -191,12 +210,16 @@ def all_to_all_single(
     async_op: bool = False,
 ) -> CommHandle | None:
     """Send part j of the rows of `input` to rank j, and receive part i of `output` from i."""
+    names = ("input", "output")
+    (source, destination), waits = _views(input, output, names), blocking(async_op)
+    leaving = _splits(input_split_sizes, "input_split_sizes")
+    arriving = _splits(output_split_sizes, "output_split_sizes")
     members = resolve_group(group)
-    source, destination = _views(input, output)
-    sends = _counts(source, input_split_sizes, members.size, "input_split_sizes")
-    receives = _counts(destination, output_split_sizes, members.size, "output_split_sizes")
+    _check_one_dtype(source, destination, names)
+    sends = _counts(source, leaving, members.size, "input_split_sizes")
+    receives = _counts(destination, arriving, members.size, "output_split_sizes")
     work = dispatch.all_to_all(
-        members, source, destination, sends, receives, blocking=blocking(async_op)
+        members, source, destination, sends, receives, blocking=waits, names=names
     )
     return handle_of(work, output, async_op)
 
@@ -208,13 +231,15 @@ def all_gather(
     tensor_list: Sequence[Any], tensor: Any, group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
     """Collect every rank's tensor in `tensor_list`, on every rank; shapes may differ."""
+    parts, source = _list_views(tensor_list, "tensor_list"), view(tensor, "tensor")
+    waits = blocking(async_op)
     members = resolve_group(group)
-    parts = _list_views(tensor_list, "tensor_list", members.size)
-    source = buffers.view(tensor)
+    check_length(parts, "tensor_list", members.size, ArgumentTypeError)
     if members.rank >= 0:
         _check_entry(source, parts[members.rank], "tensor", "tensor_list")
-    destination, counts = packing.unpack_buffers_on_completion(parts)
-    work = dispatch.all_gather(members, source, destination, counts, blocking=blocking(async_op))
+    destination, counts = packing.unpack_buffers_on_completion(parts, "tensor_list")
+    names = ("tensor", "tensor_list")
+    work = dispatch.all_gather(members, source, destination, counts, blocking=waits, names=names)
     return handle_of(work, tensor_list, async_op)
 
 
@@ -226,14 +251,16 @@ def reduce_scatter(
     async_op: bool = False,
 ) -> CommHandle | None:
     """Combine every rank's list and leave entry `rank` of it in `output`; shapes may differ."""
+    parts, destination = _list_views(input_list, "input_list"), view(output, "output")
+    combine, waits = operator(op), blocking(async_op)
     members = resolve_group(group)
-    parts = _list_views(input_list, "input_list", members.size)
-    destination = buffers.view(output)
+    check_length(parts, "input_list", members.size, ArgumentTypeError)
     if members.rank >= 0:
         _check_entry(destination, parts[members.rank], "output", "input_list")
     source, counts = packing.pack_buffers(parts)
+    names = ("input_list", "output")
     work = dispatch.reduce_scatter(
-        members, source, destination, operator(op), counts, blocking=blocking(async_op)
+        members, source, destination, combine, counts, blocking=waits, names=names
     )
     return handle_of(work, output, async_op)
 
@@ -246,16 +273,17 @@ def gather(
     async_op: bool = False,
 ) -> CommHandle | None:
     """Collect every rank's tensor in `gather_list` of world rank `dst`; all ranks pass a list."""
+    source, parts = view(tensor, "tensor"), _list_views(gather_list, "gather_list")
+    waits = blocking(async_op)
     members, root = resolve_root(group, dst, "dst")
-    at_root = members.rank == root
-    source = buffers.view(tensor)
-    parts = _list_views(gather_list, "gather_list", members.size if at_root else None)
     _check_one_shape(parts, "gather_list")
     destination, counts = None, None
-    if at_root:
+    if members.rank == root:
+        check_length(parts, "gather_list", members.size, ArgumentTypeError)
         _check_entry(source, parts[0], "tensor", "gather_list")
-        destination, counts = packing.unpack_buffers_on_completion(parts)
-    work = dispatch.gather(members, source, destination, root, counts, blocking=blocking(async_op))
+        destination, counts = packing.unpack_buffers_on_completion(parts, "gather_list")
+    names = ("tensor", "gather_list")
+    work = dispatch.gather(members, source, destination, root, counts, blocking=waits, names=names)
     return handle_of(work, gather_list, async_op)
 
 
@@ -267,16 +295,17 @@ def scatter(
     async_op: bool = False,
 ) -> CommHandle | None:
     """Distribute `scatter_list` of world rank `src` into `tensor`; all ranks pass a list."""
+    destination, parts = view(tensor, "tensor"), _list_views(scatter_list, "scatter_list")
+    waits = blocking(async_op)
     members, root = resolve_root(group, src, "src")
-    at_root = members.rank == root
-    destination = buffers.view(tensor)
-    parts = _list_views(scatter_list, "scatter_list", members.size if at_root else None)
     _check_one_shape(parts, "scatter_list")
     source, counts = None, None
-    if at_root:
+    if members.rank == root:
+        check_length(parts, "scatter_list", members.size, ArgumentTypeError)
         _check_entry(destination, parts[0], "tensor", "scatter_list")
         source, counts = packing.pack_buffers(parts)
-    work = dispatch.scatter(members, source, destination, root, counts, blocking=blocking(async_op))
+    names = ("scatter_list", "tensor")
+    work = dispatch.scatter(members, source, destination, root, counts, blocking=waits, names=names)
     return handle_of(work, tensor, async_op)
 
 
@@ -287,14 +316,18 @@ def all_to_all(
     async_op: bool = False,
 ) -> CommHandle | None:
     """Send entry j of the input list to rank j, and receive entry i of the output list from i."""
-    members = resolve_group(group)
     outgoing = _list_views(input_tensor_list, "input_tensor_list")
     incoming = _list_views(output_tensor_list, "output_tensor_list")
-    check_one_dtype([outgoing[0], incoming[0]])
+    waits = blocking(async_op)
+    members = resolve_group(group)
+    check_length(outgoing, "input_tensor_list", members.size)
+    check_length(incoming, "output_tensor_list", members.size)
+    names = ("input_tensor_list", "output_tensor_list")
+    _check_one_dtype(outgoing[0], incoming[0], names)
     source, sends = packing.pack_buffers(outgoing)
-    destination, receives = packing.unpack_buffers_on_completion(incoming)
+    destination, receives = packing.unpack_buffers_on_completion(incoming, "output_tensor_list")
     work = dispatch.all_to_all(
-        members, source, destination, sends, receives, blocking=blocking(async_op)
+        members, source, destination, sends, receives, blocking=waits, names=names
     )
     return handle_of(work, output_tensor_list, async_op)
 
@@ -302,14 +335,20 @@ def all_to_all(
 # ---- checks --------------------------------------------------------------------------------------
 
 
-def _views(source: Any, destination: Any) -> tuple[Buffer, Buffer]:
-    """The memory of two tensors of one dtype."""
-    views = buffers.view(source), buffers.view(destination)
-    check_one_dtype(views)
-    return views
+def _views(source: Any, destination: Any, names: tuple[str, str]) -> tuple[Buffer, Buffer]:
+    return view(source, names[0]), view(destination, names[1])
 
 
-def _counts(buffer: Buffer, splits: Any, size: int, name: str) -> list[int]:
+def _check_one_dtype(source: Buffer, destination: Buffer, names: tuple[str, str]) -> None:
+    check_one_dtype([source, destination], names=" and ".join(names))
+
+
+def _splits(splits: Any, name: str) -> list[int]:
+    """How many rows belong to each rank; an empty list where the caller does not say."""
+    return [] if splits is None else as_ints(splits, name)
+
+
+def _counts(buffer: Buffer, splits: Sequence[int], size: int, name: str) -> list[int]:
     return split_counts(buffer.shape, buffer.count, splits, size, name)
 
 
@@ -322,20 +361,21 @@ def _check_whole(whole: Buffer, part: Buffer, size: int, name: str) -> None:
 # Errors about lists are type errors in this dialect, those about shapes and dtypes too.
 
 
-def _list_views(tensors: Any, name: str, size: int | None = None) -> list[Buffer]:
-    """The memory of a list of tensors of one dtype, `size` of them if it is given."""
+def _list_views(tensors: Any, name: str) -> list[Buffer]:
+    """The memory of a list of tensors of one dtype; at least one."""
     check_list(tensors, name, (list, tuple))
-    check_length(tensors, name, size, ArgumentTypeError)
+    check_length(tensors, name, error=ArgumentTypeError)
     for tensor in tensors:
         if not buffers.is_tensor(tensor):
             raise ArgumentTypeError(f"{name} must hold tensors only, got {tensor!r}")
-    views = [buffers.view(tensor) for tensor in tensors]
-    check_one_dtype(views, ArgumentTypeError)
+    views = [view(tensor, name) for tensor in tensors]
+    check_one_dtype(views, ArgumentTypeError, f"the tensors of {name}")
     return views
 
 
 def _check_entry(buffer: Buffer, entry: Buffer, name: str, list_name: str) -> None:
-    """Refuse a tensor whose shape differs from that of its entry in a list."""
+    """Refuse a tensor whose dtype or shape differs from that of its entry in a list."""
+    check_one_dtype([buffer, entry], ArgumentTypeError, f"{name} and {list_name}")
     if buffer.shape != entry.shape:
         raise ArgumentTypeError(
             f"{name} has shape {buffer.shape}, but its entry in {list_name} has {entry.shape}"

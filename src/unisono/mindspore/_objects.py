@@ -11,6 +11,7 @@ from typing import Any
 from unisono.core import objects
 from unisono.core.arguments import check_length, check_list
 from unisono.errors import ArgumentError, ArgumentTypeError
+from unisono.mindspore._arguments import check_integer
 from unisono.mindspore._groups import resolve_group, resolve_root
 from unisono.mindspore._point_to_point import peer_to_send_to
 
@@ -26,6 +27,7 @@ __all__ = [
 
 def all_gather_object(object_list: list[Any], obj: Any, group: str | None = None) -> None:
     """Collect every rank's object in `object_list`, on every rank."""
+    check_list(object_list, "object_list")
     members = resolve_group(group)
     _check_objects(object_list, "object_list", members.size)
     object_list[:] = objects.all_gather(members, obj)
@@ -35,8 +37,8 @@ def broadcast_object_list(
     object_list: list[Any], src: int = 0, group: str | None = None, device: Any = None
 ) -> None:
     """Copy the objects in the list of world rank `src` into the list of every rank."""
-    members, root = resolve_root(group, src, "src")
     _check_objects(object_list, "object_list")
+    members, root = resolve_root(group, src, "src")
     _fill(object_list, objects.broadcast(members, list(object_list), root))
 
 
@@ -59,8 +61,8 @@ def scatter_object_list(
     group: str | None = None,
 ) -> None:
     """Distribute the list of world rank `src`; each rank's object is first in its output list."""
-    members, root = resolve_root(group, src, "src")
     _check_objects(scatter_object_output_list, "scatter_object_output_list")
+    members, root = resolve_root(group, src, "src")
     if members.rank == root:
         _check_objects(scatter_object_input_list, "scatter_object_input_list", members.size)
     scatter_object_output_list[0] = objects.scatter(members, scatter_object_input_list, root)
@@ -70,9 +72,10 @@ def send_object_list(
     object_list: list[Any], dst: int, group: str | None = None, device: Any = None
 ) -> None:
     """Send the objects in a list to world rank `dst`."""
+    _check_objects(object_list, "object_list")
+    check_integer(dst, "dst")
     members = resolve_group(group)
     peer = peer_to_send_to(members, dst)
-    _check_objects(object_list, "object_list")
     objects.send(members, list(object_list), peer)
 
 
@@ -80,8 +83,8 @@ def recv_object_list(
     object_list: list[Any], src: int = 0, group: str | None = None, device: Any = None
 ) -> int:
     """Receive as many objects as the list has entries from world rank `src`; returns 0."""
-    members, peer = resolve_root(group, src, "src")
     _check_objects(object_list, "object_list")
+    members, peer = resolve_root(group, src, "src")
     received, _ = objects.recv(members, peer)
     _fill(object_list, received)
     return 0

@@ -1,7 +1,7 @@
 """Messages that are received into tensors of the caller, as mint and ops.communication have them.
 
-Every `src`, `dst` and `peer` is a rank of the world. Tags are accepted and ignored, as they are
-upstream: messages between two ranks of a group arrive in the order in which they were sent.
+Every `src`, `dst` and `peer` is a rank of the world. A message goes to the receive that has its tag
+(upstream ignores tags); those of one tag arrive in the order in which they were sent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from unisono.core.arguments import check_length, check_list
 from unisono.core.engine import AllOf, Work
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError, Unsupported
-from unisono.mindspore._arguments import check_integer
+from unisono.mindspore._arguments import check_integer, view
 from unisono.mindspore._groups import check_group, resolve_group, resolve_root, root_in_group
 from unisono.mindspore._handles import CommHandle, new_handle
 
@@ -32,37 +32,44 @@ __all__ = [
     "send",
 ]
 
+_NAMES = ("tensor", "tensor")  # what the caller calls source and destination
+
 
 def send(tensor: Any, dst: int = 0, group: str | None = None, tag: int = 0) -> None:
-    """Send `tensor` to world rank `dst`."""
-    _start_send(tensor, dst, group, blocking=True)
+    """Send `tensor` to world rank `dst`, for a receive with this tag."""
+    _start_send(tensor, dst, group, tag, blocking=True)
 
 
 def isend(tensor: Any, dst: int = 0, group: str | None = None, tag: int = 0) -> CommHandle:
     """Start to send `tensor` to world rank `dst`; do not change it before the handle has ended."""
-    return new_handle(_start_send(tensor, dst, group, blocking=False), None)
+    return new_handle(_start_send(tensor, dst, group, tag, blocking=False), None)
 
 
 def recv(tensor: Any, src: int = 0, group: str | None = None, tag: int = 0) -> int:
-    """Receive into `tensor` from world rank `src`; returns 0."""
-    _start_recv(tensor, src, group, blocking=True)
+    """Receive a message with this tag into `tensor` from world rank `src`; returns 0."""
+    _start_recv(tensor, src, group, tag, blocking=True)
     return 0
 
 
 def irecv(tensor: Any, src: int = 0, group: str | None = None, tag: int = 0) -> CommHandle:
     """Start to receive into `tensor` from world rank `src`."""
-    return new_handle(_start_recv(tensor, src, group, blocking=False), tensor)
+    return new_handle(_start_recv(tensor, src, group, tag, blocking=False), tensor)
 
 
-def _start_send(tensor: Any, dst: int, group: str | None, *, blocking: bool) -> Work:
+def _start_send(tensor: Any, dst: int, group: str | None, tag: int, *, blocking: bool) -> Work:
+    buffer = view(tensor, "tensor")
+    check_integer(dst, "dst")
+    check_integer(tag, "tag")
     members = resolve_group(group)
-    buffer = buffers.view(tensor)
-    return dispatch.send(members, buffer, peer_to_send_to(members, dst), blocking=blocking)
+    peer = peer_to_send_to(members, dst)
+    return dispatch.send(members, buffer, peer, tag, blocking=blocking, names=_NAMES)
 
 
-def _start_recv(tensor: Any, src: int, group: str | None, *, blocking: bool) -> Work:
+def _start_recv(tensor: Any, src: int, group: str | None, tag: int, *, blocking: bool) -> Work:
+    buffer = view(tensor, "tensor")
+    check_integer(tag, "tag")
     members, peer = resolve_root(group, src, "src")
-    return dispatch.recv(members, buffers.view(tensor), peer, blocking=blocking)
+    return dispatch.recv(members, buffer, peer, tag, blocking=blocking, names=_NAMES)
 
 
 def peer_to_send_to(group: Group, dst: int) -> int:
@@ -131,12 +138,14 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[CommHandle]:
     ready = [
         (
             dispatch.send if is_send(entry.op) else dispatch.recv,
-            buffers.view(entry.tensor),
+            view(entry.tensor, "tensor"),
             root_in_group(members, entry.peer, "peer"),
         )
         for entry in p2p_op_list
     ]
-    works = [start(members, buffer, peer, blocking=False) for start, buffer, peer in ready]
+    works = [
+        start(members, buffer, peer, blocking=False, names=_NAMES) for start, buffer, peer in ready
+    ]
     return [new_handle(AllOf(works), [entry.tensor for entry in p2p_op_list])]
 
 

@@ -16,7 +16,12 @@ from typing import Any
 from unisono.core import environment, groups
 from unisono.errors import ArgumentError, ArgumentTypeError, LaunchError, UnisonoError
 from unisono.mindspore._arguments import check_integer, check_type, engine_for
-from unisono.mindspore._groups import HCCL_WORLD_COMM_GROUP, is_world
+from unisono.mindspore._groups import (
+    HCCL_WORLD_COMM_GROUP,
+    is_world,
+    resolve_root,
+    world_rank_of,
+)
 from unisono.mindspore._store import TCPStore
 from unisono.mindspore.communication import management
 
@@ -67,7 +72,6 @@ def init_process_group(
     a `store`, the caller gives `world_size` and `rank`; otherwise the launcher does.
     """
     for value, name, kind in (
-        (backend, "backend", str),
         (init_method, "init_method", str),
         (timeout, "timeout", timedelta),
         (store, "store", TCPStore),
@@ -153,13 +157,12 @@ def get_backend(group: str | None = None) -> str:
 
 def get_global_rank(group: str | None, group_rank: int) -> int:
     """The world rank of a rank of the group."""
-    return management.get_world_rank_from_group_rank(group, group_rank)
+    return world_rank_of(group, group_rank, "group_rank")
 
 
 def get_group_rank(group: str | None, global_rank: int) -> int:
     """The rank in the group of a rank of the world."""
-    check_integer(global_rank, "global_rank")
-    return management.get_group_rank_from_world_rank(global_rank, group)
+    return resolve_root(group, global_rank, "global_rank")[1]
 
 
 def get_process_group_ranks(group: str | None = None) -> list[int]:

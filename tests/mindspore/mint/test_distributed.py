@@ -191,11 +191,11 @@ def messages(library: str) -> dict[str, Any]:
     rank, size = dist.get_rank(), dist.get_world_size()
     seen: dict[str, Any] = {}
     if rank == 0:
-        assert dist.send(make(library, [1.0, 2.0]), 1, tag=5) is None  # tags are ignored
+        assert dist.send(make(library, [1.0, 2.0]), 1, tag=5) is None
         dist.isend(make(library, [3.0]), 1).wait()
     elif rank == 1:
         x = make(library, [0.0, 0.0])
-        seen["returns"] = dist.recv(x, 0)
+        seen["returns"] = dist.recv(x, 0, tag=5)
         y = make(library, [0.0])
         dist.irecv(y, 0).wait()
         seen["received"] = [x.tolist(), y.tolist()]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -115,14 +119,93 @@ def test_dtype_that_cannot_be_moved():
         view(tensor)
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "int64"])
+@pytest.mark.parametrize("name", DTYPE_NAMES)
 def test_output_like(name):
-    tensor = mint.zeros((2, 3), dtype=dtype_of(name))
-    for made, shape in (
-        (buffers.output_like(tensor).finish(), (2, 3)),
-        (buffers.output_like(tensor, [4]).finish(), (4,)),
-    ):
+    tensor = mint.zeros((2, 3), dtype=mindspore.float32).astype(dtype_of(name))
+    for shape in ((2, 3), (4,), (), (0, 5)):
+        made = buffers.output_like(tensor, None if shape == (2, 3) else shape).finish()
         assert isinstance(made, mindspore.Tensor)
         assert (made.dtype, tuple(made.shape)) == (tensor.dtype, shape)
         view(made).array[:] = np.ones(view(made).count, view(made).dtype.numpy)
-        assert (made.astype(mindspore.float32).asnumpy() == 1).all()
+        numbers = made.astype(mindspore.float32)
+        assert tuple(numbers.shape) == shape
+        assert (numbers.asnumpy() == 1).all()
+
+
+def test_output_like_of_a_dtype_that_cannot_be_moved():
+    with pytest.raises(ArgumentTypeError, match="cannot be moved"):
+        buffers.output_like(mindspore.Tensor(np.array(["text"])))
+
+
+# ---- results own their memory --------------------------------------------------------------------
+
+
+def filled(count: int) -> object:
+    out = buffers.output_like(mint.zeros((1,), dtype=mindspore.float32), (count,))
+    out.buffer.array[:] = np.arange(count)
+    return out.finish()
+
+
+def overwrite_freed_memory(count: int) -> None:
+    """Take what has been freed and write into it, so that a use after free is seen."""
+    gc.collect()
+    for _ in range(50):
+        np.full(count, -1, np.float32)
+
+
+@pytest.mark.parametrize("count", [6, 1 << 16])  # of the heap, and pages of its own
+def test_whatever_is_made_from_a_result_keeps_its_memory(count):
+    expected = np.arange(count, dtype=np.float32)
+    result = filled(count)
+    array = result.asnumpy()
+    part, flat = result[2:], result.view(-1)
+    parameter = mindspore.Parameter(filled(count))
+    later = result * 2
+    del result
+    overwrite_freed_memory(count)
+    assert (array == expected).all()
+    assert (part.asnumpy() == expected[2:]).all() and (flat.asnumpy() == expected).all()
+    assert (parameter.asnumpy() == expected).all()
+    assert (later.asnumpy() == 2 * expected).all()
+    del array, flat
+    overwrite_freed_memory(count)
+    assert (part + 1).asnumpy().tolist() == (expected[2:] + 1).tolist()
+
+
+def test_memory_of_a_result_is_freed_with_it():
+    result = filled(4)
+    first = result.data_ptr()
+    addresses = set()
+    for _ in range(2000):
+        addresses.add(filled(1 << 16).data_ptr())
+    assert len(addresses) < 200  # 2000 of them would be 500 MiB
+    assert result.data_ptr() == first
+
+
+def test_a_result_is_written_in_place_and_used_by_operators():
+    result = filled(4)
+    address = result.data_ptr()
+    result[0] = 9
+    result.copy_(result + 1)
+    assert result.asnumpy().tolist() == [10, 2, 3, 4]
+    assert result.data_ptr() == address
+    gradient = mindspore.grad(lambda x: (x * x).sum())(result)
+    assert gradient.asnumpy().tolist() == [20, 4, 6, 8]
+
+
+def test_threads_may_run_their_first_operators_at_the_same_time():
+    """In a process of its own: here MindSpore has run operators already."""
+    program = """
+import numpy as np, mindspore, unisono
+from unisono.mindspore.communication import comm_func, get_rank
+given = [mindspore.Tensor(np.full(3, rank, np.float32)) for rank in range(4)]
+def rank(tensors):
+    result, _ = comm_func.all_reduce(tensors[get_rank()])
+    return ((result + 1) * 2).asnumpy().tolist()
+print(unisono.spawn(rank, 4, given, engine="threads"))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str([[14.0] * 3] * 4)

@@ -1,6 +1,7 @@
 """Messages that are received as new tensors, as `comm_func` has them.
 
-A `tag` is accepted and ignored, as it is upstream: messages between two ranks keep their order.
+A message goes to the receive that has its tag (upstream ignores tags); those of one tag between two
+ranks keep their order.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from unisono.core.buffers import Output
 from unisono.core.engine import AllOf, Work
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError
-from unisono.mindspore._arguments import empty_of, zeros_like
+from unisono.mindspore._arguments import check_integer, empty_of, view, zeros_like
 from unisono.mindspore._groups import resolve_root
 from unisono.mindspore._handles import CommHandle, new_handle
 from unisono.mindspore._point_to_point import BatchEntry, check_batch, is_send
 from unisono.mindspore.communication.management import GlobalComm
 
 __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
+
+_NAMES = ("tensor", "tensor")  # what the caller calls source and destination
 
 
 def send(
@@ -28,8 +31,8 @@ def send(
     group: str | Group | None = GlobalComm.WORLD_COMM_GROUP,
     tag: int = 0,
 ) -> None:
-    """Send `tensor` to world rank `dst`."""
-    _start_send(tensor, dst, group, blocking=True)
+    """Send `tensor` to world rank `dst`, for a receive with this tag."""
+    _start_send(tensor, dst, group, tag, blocking=True)
 
 
 def recv(
@@ -38,8 +41,11 @@ def recv(
     group: str | Group | None = GlobalComm.WORLD_COMM_GROUP,
     tag: int = 0,
 ) -> Any:
-    """Return what world rank `src` sent, as a new tensor; `tensor` only gives shape and dtype."""
-    out, work = _start_recv(tensor, None, src, group, blocking=True)
+    """Return what world rank `src` sent with this tag, as a new tensor.
+
+    Of `tensor` only the shape and the dtype are read.
+    """
+    out, work = _start_recv(tensor, None, src, group, tag, blocking=True)
     return out.finish(work)
 
 
@@ -50,7 +56,7 @@ def isend(
     tag: int = 0,
 ) -> CommHandle:
     """Start to send `tensor` to world rank `dst`; do not change it before the handle has ended."""
-    return new_handle(_start_send(tensor, dst, group, blocking=False), None)
+    return new_handle(_start_send(tensor, dst, group, tag, blocking=False), None)
 
 
 def irecv(
@@ -60,7 +66,7 @@ def irecv(
     tag: int = 0,
 ) -> tuple[Any, CommHandle]:
     """Start to receive from world rank `src`; the tensor is complete after `handle.wait()`."""
-    out, work = _start_recv(tensor, None, src, group, blocking=False)
+    out, work = _start_recv(tensor, None, src, group, tag, blocking=False)
     result = out.finish(work)
     return result, new_handle(work, result)
 
@@ -106,9 +112,12 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> tuple[Any, ...]:
     started: list[tuple[Output | None, Work]] = []
     for entry, (tensor, shape) in zip(p2p_op_list, patterns, strict=True):
         if is_send(entry.op):
-            started.append((None, _start_send(tensor, entry.peer, entry.group, blocking=False)))
+            work = _start_send(tensor, entry.peer, entry.group, entry.tag, blocking=False)
+            started.append((None, work))
         else:
-            started.append(_start_recv(tensor, shape, entry.peer, entry.group, blocking=False))
+            started.append(
+                _start_recv(tensor, shape, entry.peer, entry.group, entry.tag, blocking=False)
+            )
     AllOf([work for _, work in started]).wait()
     return tuple(
         zeros_like(tensor, ()) if out is None else out.finish()
@@ -127,10 +136,13 @@ def _pattern(entry: P2POp, index: int) -> tuple[Any, tuple[int, ...] | None]:
     return empty_of(entry.recv_dtype), entry.tensor
 
 
-def _start_send(tensor: Any, dst: int, group: str | Group | None, *, blocking: bool) -> Work:
-    source = buffers.view(tensor)
+def _start_send(
+    tensor: Any, dst: int, group: str | Group | None, tag: int, *, blocking: bool
+) -> Work:
+    source = view(tensor, "tensor")
+    check_integer(tag, "tag")
     members, peer = resolve_root(group, dst, "dst")
-    return dispatch.send(members, source, peer, blocking=blocking)
+    return dispatch.send(members, source, peer, tag, blocking=blocking, names=_NAMES)
 
 
 def _start_recv(
@@ -138,9 +150,11 @@ def _start_recv(
     shape: tuple[int, ...] | None,
     src: int,
     group: str | Group | None,
+    tag: int,
     *,
     blocking: bool,
 ) -> tuple[Output, Work]:
     out = buffers.output_like(tensor, shape)
+    check_integer(tag, "tag")
     members, peer = resolve_root(group, src, "src")
-    return out, dispatch.recv(members, out.buffer, peer, blocking=blocking)
+    return out, dispatch.recv(members, out.buffer, peer, tag, blocking=blocking, names=_NAMES)

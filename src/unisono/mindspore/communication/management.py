@@ -21,7 +21,8 @@ from unisono.mindspore._groups import (
     UnknownName,
     check_group,
     resolve_group,
-    root_in_group,
+    resolve_root,
+    world_rank_of,
 )
 
 __all__ = [
@@ -121,21 +122,12 @@ def get_local_rank_size(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP)
 
 def get_world_rank_from_group_rank(group: str | Group | None, group_rank_id: int) -> int:
     """Return the world rank of the member that has this rank in the group."""
-    members = resolve_group(group)
-    check_integer(group_rank_id, "group_rank_id")
-    if group_rank_id < 0:
-        raise ArgumentTypeError(f"group_rank_id must be 0 or more, got {group_rank_id}")
-    if group_rank_id >= members.size:
-        raise ArgumentError(
-            f"group_rank_id {group_rank_id} is out of range: group {members.name!r} has "
-            f"{members.size} ranks"
-        )
-    return members.ranks[group_rank_id]
+    return world_rank_of(group, group_rank_id, "group_rank_id")
 
 
 def get_group_rank_from_world_rank(world_rank_id: int, group: str | Group | None) -> int:
     """Return the rank in the group of the member that has this world rank."""
-    return root_in_group(resolve_group(group), world_rank_id, "world_rank_id")
+    return resolve_root(group, world_rank_id, "world_rank_id")[1]
 
 
 def create_group(group: str, rank_ids: list[int], options: Any = None) -> None:

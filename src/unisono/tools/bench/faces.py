@@ -5,6 +5,8 @@ differ in nothing else. The time of a round is that of its slowest rank; the tim
 fastest round: a face costs a fixed number of instructions, and other work on the host only adds to
 them. The result of every way is checked before it is timed.
 
+Tensors are NumPy's, and torch's and MindSpore's where these are installed.
+
 Real torch with the backend "unisono" is one of the ways. Much of what it adds is torch's own, which
 no backend can avoid: a backend that does nothing shows how much.
 """
@@ -30,11 +32,12 @@ from unisono.tools.table import table, terminal_columns
 
 __all__ = ["WAYS", "main", "rank_times"]
 
-#: Each way to call, and the call of the core that it is compared to. One face works in place and
-#: the other makes a new tensor, which takes time in the core too.
+#: Each way to call, and the call of the core that it is compared to. Some faces work in place and
+#: others make a new tensor, which takes time in the core too.
 WAYS = {
     "core, in place": None,
     "unisono.torch.distributed": "core, in place",
+    "mint.distributed": "core, in place",
     "torch, backend unisono": "core, in place",
     "torch, backend that does nothing": None,
     "core, new tensor": None,
@@ -53,6 +56,8 @@ def main(arguments: argparse.Namespace) -> int:
     if importlib.util.find_spec("torch"):
         # Real torch has one process group per process, so its ranks cannot be threads.
         ways["torch"] = ways["numpy"] if arguments.engine == "threads" else list(WAYS)
+    if importlib.util.find_spec("mindspore"):
+        ways["mindspore"] = ways["numpy"]
     every: list[_Times] = spawn(
         rank_times,
         arguments.n,
@@ -121,18 +126,19 @@ def _prepare(kind: str, way: str, real: dict[str, Callable[[Any], object]]) -> C
     from unisono.core import buffers, dispatch, groups
     from unisono.core.engine import ReduceOp
     from unisono.mindspore.communication import comm_func
+    from unisono.mindspore.mint import distributed as mint
 
     world = groups.world()
     tensor = _ones(kind)
-    all_reduce = real.get(way, dist.all_reduce)
+    in_place = mint.all_reduce if way == "mint.distributed" else real.get(way, dist.all_reduce)
 
     def core_in_place() -> object:
         buffer = buffers.view(tensor)
         dispatch.all_reduce(world, buffer, buffer, ReduceOp.SUM)
         return tensor
 
-    def torch_call() -> object:
-        all_reduce(tensor)
+    def face_in_place() -> object:
+        in_place(tensor)
         return tensor
 
     def core_new_tensor() -> object:
@@ -140,19 +146,19 @@ def _prepare(kind: str, way: str, real: dict[str, Callable[[Any], object]]) -> C
         source = buffers.view(tensor)
         return out.finish(dispatch.all_reduce(world, source, out.buffer, ReduceOp.SUM))
 
-    def mindspore_call() -> object:
+    def face_new_tensor() -> object:
         return comm_func.all_reduce(tensor)[0]
 
     call = {
         "core, in place": core_in_place,
         "core, new tensor": core_new_tensor,
-        "comm_func": mindspore_call,
-    }.get(way, torch_call)
+        "comm_func": face_new_tensor,
+    }.get(way, face_in_place)
     result: Any = call()
     wanted = 1 if way == _IDLE else world.size
     if result.tolist() != [float(wanted)]:
         raise SystemExit(f"{way} with {kind} is wrong: {result} instead of {wanted}")
-    tensor[:] = 0  # repeated sums in place would overflow
+    buffers.view(tensor).array[:] = 0  # repeated sums in place would overflow
     return call
 
 
@@ -197,6 +203,10 @@ def _ones(kind: str) -> Any:
     ones = np.ones(_BYTES // 8)
     if kind == "numpy":
         return ones
+    if kind == "mindspore":
+        import mindspore
+
+        return mindspore.Tensor(ones)
     import torch
 
     return torch.from_numpy(ones)

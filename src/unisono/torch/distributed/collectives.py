@@ -44,7 +44,14 @@ def all_reduce(
     if members is None:
         return None
     operator = arguments.operator(op, data)
-    work = dispatch.all_reduce(members, data, data, operator, blocking=arguments.blocking(async_op))
+    work = dispatch.all_reduce(
+        members,
+        data,
+        data,
+        operator,
+        blocking=arguments.blocking(async_op),
+        names=("tensor", "tensor"),
+    )
     return arguments.handle(work, async_op, [tensor])
 
 
@@ -54,15 +61,20 @@ def all_reduce_coalesced(
     """Combine each tensor of a list over the group, in place, in one call."""
     every = tensors if isinstance(tensors, (list, tuple)) else [tensors]
     parts = arguments.views(every, "tensors")
-    check_one_dtype(parts)
+    check_one_dtype(parts, names="tensors")
     members = arguments.members(group, "all_reduce_coalesced")
     if members is None:
         return None
     operator = arguments.operator(op, parts[0])
     source, _ = packing.pack_buffers(parts)
-    landing, _ = packing.unpack_buffers_on_completion(parts)
+    landing, _ = packing.unpack_buffers_on_completion(parts, "tensors")
     work = dispatch.all_reduce(
-        members, source, landing, operator, blocking=arguments.blocking(async_op)
+        members,
+        source,
+        landing,
+        operator,
+        blocking=arguments.blocking(async_op),
+        names=("tensors", "tensors"),
     )
     return arguments.handle(work, async_op, list(every))
 
@@ -81,7 +93,14 @@ def broadcast(
         return None
     root = arguments.root(members, src, group_src, "src")
     source = data if members.rank == root else None
-    work = dispatch.broadcast(members, source, data, root, blocking=arguments.blocking(async_op))
+    work = dispatch.broadcast(
+        members,
+        source,
+        data,
+        root,
+        blocking=arguments.blocking(async_op),
+        names=("tensor", "tensor"),
+    )
     return arguments.handle(work, async_op, [tensor])
 
 
@@ -102,7 +121,13 @@ def reduce(
     target = data if members.rank == root else None
     operator = arguments.operator(op, data)
     work = dispatch.reduce(
-        members, data, target, operator, root, blocking=arguments.blocking(async_op)
+        members,
+        data,
+        target,
+        operator,
+        root,
+        blocking=arguments.blocking(async_op),
+        names=("tensor", "tensor"),
     )
     return arguments.handle(work, async_op, [tensor])
 
@@ -113,14 +138,19 @@ def all_gather(
     """Collect every rank's tensor in `tensor_list`, on every rank; sizes may differ."""
     parts = arguments.views(tensor_list, "tensor_list")
     source = arguments.view(tensor, "tensor")
-    check_one_dtype([*parts, source])
+    check_one_dtype([*parts, source], names="tensor_list and tensor")
     members = arguments.members(group, "all_gather")
     if members is None:
         return None
     arguments.check_entries(members, parts, source, "tensor_list")
-    landing, counts = packing.unpack_buffers_on_completion(parts)
+    landing, counts = packing.unpack_buffers_on_completion(parts, "tensor_list")
     work = dispatch.all_gather(
-        members, source, landing, counts, blocking=arguments.blocking(async_op)
+        members,
+        source,
+        landing,
+        counts,
+        blocking=arguments.blocking(async_op),
+        names=("tensor", "tensor_list"),
     )
     return arguments.handle(work, async_op, list(tensor_list))
 
@@ -134,7 +164,13 @@ def all_gather_single(
     members = arguments.members(group, "all_gather_single")
     if members is None:
         return None
-    work = dispatch.all_gather(members, source, target, blocking=arguments.blocking(async_op))
+    work = dispatch.all_gather(
+        members,
+        source,
+        target,
+        blocking=arguments.blocking(async_op),
+        names=("input_tensor", "output_tensor"),
+    )
     return arguments.handle(work, async_op, [output_tensor])
 
 
@@ -160,12 +196,18 @@ def all_gather_coalesced(
     check_length(output_tensor_lists, "parameter output_tensor_lists")
     rows = [arguments.views(row, "output_tensor_lists") for row in output_tensor_lists]
     flat = [part for row in rows for part in row]
-    check_one_dtype([*inputs, *flat])
+    check_one_dtype([*inputs, *flat], names="input_tensor_list and output_tensor_lists")
     source, _ = packing.pack_buffers(inputs)
-    landing, _ = packing.unpack_buffers_on_completion(flat)
+    landing, _ = packing.unpack_buffers_on_completion(flat, "output_tensor_lists")
+    check_length(rows, "parameter output_tensor_lists", members.size)
     counts = [sum(part.count for part in row) for row in rows]
     work = dispatch.all_gather(
-        members, source, landing, counts, blocking=arguments.blocking(async_op)
+        members,
+        source,
+        landing,
+        counts,
+        blocking=arguments.blocking(async_op),
+        names=("input_tensor_list", "output_tensor_lists"),
     )
     outputs = [tensor for row in output_tensor_lists for tensor in row]
     return arguments.handle(work, async_op, outputs)
@@ -182,7 +224,7 @@ def gather(
     """Collect every rank's tensor in `gather_list` of rank `dst`; sizes may differ."""
     source = arguments.view(tensor, "tensor")
     parts = _views_or_none(gather_list, "gather_list")
-    check_one_dtype([source, *parts])
+    check_one_dtype([source, *parts], names="tensor and gather_list")
     members = arguments.members(group, "gather")
     if members is None:
         return None
@@ -191,9 +233,15 @@ def gather(
     landing, counts = None, None
     if gather_list:
         arguments.check_entries(members, parts, source, "gather_list")
-        landing, counts = packing.unpack_buffers_on_completion(parts)
+        landing, counts = packing.unpack_buffers_on_completion(parts, "gather_list")
     work = dispatch.gather(
-        members, source, landing, root, counts, blocking=arguments.blocking(async_op)
+        members,
+        source,
+        landing,
+        root,
+        counts,
+        blocking=arguments.blocking(async_op),
+        names=("tensor", "gather_list"),
     )
     return arguments.handle(work, async_op, list(gather_list or ()))
 
@@ -209,7 +257,7 @@ def scatter(
     """Distribute the tensors of `scatter_list` of rank `src` to the ranks; sizes may differ."""
     target = arguments.view(tensor, "tensor")
     parts = _views_or_none(scatter_list, "scatter_list")
-    check_one_dtype([target, *parts])
+    check_one_dtype([target, *parts], names="tensor and scatter_list")
     members = arguments.members(group, "scatter")
     if members is None:
         return None
@@ -220,7 +268,13 @@ def scatter(
         arguments.check_entries(members, parts, target, "scatter_list")
         source, counts = packing.pack_buffers(parts)
     work = dispatch.scatter(
-        members, source, target, root, counts, blocking=arguments.blocking(async_op)
+        members,
+        source,
+        target,
+        root,
+        counts,
+        blocking=arguments.blocking(async_op),
+        names=("scatter_list", "tensor"),
     )
     return arguments.handle(work, async_op, [tensor])
 
@@ -235,7 +289,7 @@ def reduce_scatter(
     """Combine every rank's list and leave entry `rank` of the result in `output`."""
     target = arguments.view(output, "output")
     parts = arguments.views(input_list, "input_list")
-    check_one_dtype([target, *parts])
+    check_one_dtype([target, *parts], names="output and input_list")
     members = arguments.members(group, "reduce_scatter")
     if members is None:
         return None
@@ -243,7 +297,13 @@ def reduce_scatter(
     operator = arguments.operator(op, target)
     source, counts = packing.pack_buffers(parts)
     work = dispatch.reduce_scatter(
-        members, source, target, operator, counts, blocking=arguments.blocking(async_op)
+        members,
+        source,
+        target,
+        operator,
+        counts,
+        blocking=arguments.blocking(async_op),
+        names=("input_list", "output"),
     )
     return arguments.handle(work, async_op, [output])
 
@@ -263,7 +323,12 @@ def reduce_scatter_single(
         return None
     operator = arguments.operator(op, source)
     work = dispatch.reduce_scatter(
-        members, source, target, operator, blocking=arguments.blocking(async_op)
+        members,
+        source,
+        target,
+        operator,
+        blocking=arguments.blocking(async_op),
+        names=("input", "output"),
     )
     return arguments.handle(work, async_op, [output])
 
@@ -291,11 +356,19 @@ def all_to_all(
         return None
     outputs = arguments.views(output_tensor_list, "output_tensor_list")
     inputs = arguments.views(input_tensor_list, "input_tensor_list")
-    check_one_dtype([*outputs, *inputs])
+    check_one_dtype([*outputs, *inputs], names="output_tensor_list and input_tensor_list")
+    check_length(outputs, "parameter output_tensor_list", members.size)
+    check_length(inputs, "parameter input_tensor_list", members.size)
     source, sends = packing.pack_buffers(inputs)
-    landing, receives = packing.unpack_buffers_on_completion(outputs)
+    landing, receives = packing.unpack_buffers_on_completion(outputs, "output_tensor_list")
     work = dispatch.all_to_all(
-        members, source, landing, sends, receives, blocking=arguments.blocking(async_op)
+        members,
+        source,
+        landing,
+        sends,
+        receives,
+        blocking=arguments.blocking(async_op),
+        names=("input_tensor_list", "output_tensor_list"),
     )
     return arguments.handle(work, async_op, list(output_tensor_list))
 
@@ -313,14 +386,20 @@ def all_to_all_single(
     if members is None:
         return None
     target, source = arguments.view(output, "output"), arguments.view(input, "input")
-    check_one_dtype([target, source])
+    check_one_dtype([target, source], names="output and input")
     size = members.size
     sends = split_counts(source.shape, source.count, input_split_sizes, size, "input_split_sizes")
     receives = split_counts(
         target.shape, target.count, output_split_sizes, size, "output_split_sizes"
     )
     work = dispatch.all_to_all(
-        members, source, target, sends, receives, blocking=arguments.blocking(async_op)
+        members,
+        source,
+        target,
+        sends,
+        receives,
+        blocking=arguments.blocking(async_op),
+        names=("input", "output"),
     )
     return arguments.handle(work, async_op, [output])
 

@@ -14,6 +14,8 @@ from unisono.torch.distributed import arguments
 
 __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
 
+_NAMES = ("tensor", "tensor")  # what the caller calls source and destination
+
 
 def send(
     tensor: Any,
@@ -30,7 +32,7 @@ def send(
     peer = arguments.root(members, dst, group_dst, "dst")
     if peer == members.rank:
         raise ArgumentError(f"rank {peer} cannot send to itself")
-    dispatch.send(members, data, peer, as_int(tag, "tag"))
+    dispatch.send(members, data, peer, as_int(tag, "tag"), names=_NAMES)
 
 
 def recv(
@@ -46,7 +48,7 @@ def recv(
     if members is None:
         return -1
     peer = _peer_or_any(members, src, group_src)
-    source = dispatch.recv(members, data, peer, as_int(tag, "tag")).source
+    source = dispatch.recv(members, data, peer, as_int(tag, "tag"), names=_NAMES).source
     if source is None:  # an engine may leave it out where it was asked for one rank
         source = peer
     return members.ranks[source] if source is not None else -1
@@ -65,7 +67,7 @@ def isend(
     if members is None:
         return None
     peer = arguments.root(members, dst, group_dst, "dst")
-    work = dispatch.send(members, data, peer, as_int(tag, "tag"), blocking=False)
+    work = dispatch.send(members, data, peer, as_int(tag, "tag"), blocking=False, names=_NAMES)
     return arguments.handle(work, True, [tensor])
 
 
@@ -82,7 +84,7 @@ def irecv(
     if members is None:
         return None
     peer = _peer_or_any(members, src, group_src)
-    work = dispatch.recv(members, data, peer, as_int(tag, "tag"), blocking=False)
+    work = dispatch.recv(members, data, peer, as_int(tag, "tag"), blocking=False, names=_NAMES)
     return arguments.handle(work, True, [tensor])
 
 
