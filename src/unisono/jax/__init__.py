@@ -1,0 +1,52 @@
+"""Collectives on JAX arrays, eager and inside `jit`, `grad`, `vmap` and loops, in program order.
+
+Functions take an array and return a new one. Gradients are those of the sum of all ranks' losses.
+A group is an object or a name of either dialect, or None for the world; roots and peers are ranks
+of the world, as in both dialects.
+"""
+
+from __future__ import annotations
+
+try:
+    import jax as _jax  # noqa: F401 - the first import, so that the error says what to install
+except ImportError as _error:
+    raise ImportError(
+        "unisono.jax needs JAX, which cannot be imported here; pip install 'unisono[jax]'"
+    ) from _error
+
+from unisono.core.engine import ReduceOp
+from unisono.jax.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+)
+from unisono.jax.failures import original_errors
+from unisono.jax.groups import close, get_rank, get_world_size, init, new_group
+from unisono.jax.messages import recv, send
+
+__all__ = [
+    "ReduceOp",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "close",
+    "gather",
+    "get_rank",
+    "get_world_size",
+    "init",
+    "new_group",
+    "original_errors",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send",
+]
