@@ -36,6 +36,7 @@ FLOORS: dict[str, set[str]] = {
     # Faces find their engine by the registry, and know none.
     "torch": {"core"},
     "mindspore": {"core"},
+    "jax": {"core"},
     "mapping": {"core"},
     # spawn() makes ranks that are threads by itself; all other engines are chosen by name.
     "launch": {"core", "engines.threads"},
@@ -48,7 +49,7 @@ FLOORS: dict[str, set[str]] = {
 }
 
 # What plugs into a real framework, and is imported only where that is.
-PLUGS = {"unisono.torch.backend"}
+PLUGS = {"unisono.torch.backend", "unisono.jax"}
 
 MOST_MODULES = 8  # directly in src/unisono
 MOST_FILES = 15  # in any folder of src

@@ -8,11 +8,14 @@ of the world, as in both dialects.
 from __future__ import annotations
 
 try:
-    import jax as _jax  # noqa: F401 - the first import, so that the error says what to install
+    import jax as _jax
 except ImportError as _error:
     raise ImportError(
         "unisono.jax needs JAX, which cannot be imported here; pip install 'unisono[jax]'"
     ) from _error
+# Older ones leave the backward collective out on ranks that do not use a result: others would wait.
+if _jax.__version_info__ < (0, 7, 2):
+    raise ImportError(f"unisono.jax needs JAX 0.7.2 or newer; this is {_jax.__version__}")
 
 from unisono.core.engine import ReduceOp
 from unisono.jax.collectives import (

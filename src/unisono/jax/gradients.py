@@ -61,5 +61,9 @@ def _transpose(cotangents: Any, operand: Any, *, collective: Collective) -> Any:
     return [bind(adjoint, cotangent)]
 
 
-ad.primitive_jvps[primitive] = _forward
-ad.primitive_transposes[primitive] = _transpose
+def _define() -> None:
+    ad.primitive_jvps[primitive] = _forward
+    ad.primitive_transposes[primitive] = _transpose
+
+
+_define()

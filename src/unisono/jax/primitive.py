@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
+import jax
 from unisono.errors import UnisonoError, Unsupported
 from unisono.jax import call_site, failures
 from unisono.jax.collective import Collective
@@ -17,7 +17,6 @@ from unisono.jax.internals import EFFECT
 __all__ = ["bind", "primitive"]
 
 primitive = Primitive("unisono_collective")
-primitive.multiple_results = True
 
 
 def bind(collective: Collective, *operands: Any) -> Any:
@@ -85,7 +84,12 @@ def _batch(operands: Any, axes: Any, *, collective: Collective) -> Any:
     return [bind(collective, operand)], [axis]
 
 
-primitive.def_impl(_run_now)
-primitive.def_effectful_abstract_eval(_result_types)
-mlir.register_lowering(primitive, _compile)
-batching.primitive_batchers[primitive] = _batch
+def _define() -> None:
+    primitive.multiple_results = True
+    primitive.def_impl(_run_now)
+    primitive.def_effectful_abstract_eval(_result_types)
+    mlir.register_lowering(primitive, _compile)
+    batching.primitive_batchers[primitive] = _batch
+
+
+_define()
