@@ -23,9 +23,9 @@ from unisono.errors import MismatchError, NotReady, Unsupported  # noqa: E402
 def mismatch(world):
     x = jnp.ones(3)
     differing = jax.jit(lambda x: collectives.all_reduce(x, ["sum", "max"][world.rank]))
-    with pytest.raises(MismatchError, match=r"rank 0: all_reduce .* at .*test_failures.py:\d+"):
-        with collectives.original_errors():
-            differing(x)
+    at_its_line = r"rank 0: all_reduce .* at .*test_failures.py:\d+"
+    with pytest.raises(MismatchError, match=at_its_line), collectives.original_errors():
+        differing(x)
     # As JAX raises it: the type is another, the text is the same. Then all go on.
     with pytest.raises(jax.errors.JaxRuntimeError, match="MismatchError: ranks disagree"):
         differing(x).block_until_ready()
@@ -122,9 +122,8 @@ def closed(world):
     program = jax.jit(lambda x: collectives.all_reduce(x, group=group))
     assert program(1.0) == 2.0
     group.close()
-    with pytest.raises(NotReady, match="traced with group .* closed now"):
-        with collectives.original_errors():
-            program(1.0)
+    with pytest.raises(NotReady, match="is closed now"), collectives.original_errors():
+        program(1.0)
 
 
 def test_a_group_that_was_closed(all_worlds):

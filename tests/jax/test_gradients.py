@@ -11,7 +11,7 @@ import jax.numpy as jnp  # noqa: E402
 
 import unisono.jax as collectives  # noqa: E402
 from tests.helpers.jax_cases import COLLECTIVES, double_precision, operand  # noqa: E402
-from tests.helpers.thorough import essential  # noqa: E402
+from tests.helpers.thorough import essential, essential_rows  # noqa: E402
 from unisono.errors import Unsupported  # noqa: E402
 
 STEP = 1e-5
@@ -44,10 +44,14 @@ def against_differences(world, name):
         np.testing.assert_allclose(value, loss(x), rtol=1e-12)
 
 
-@pytest.mark.parametrize("n", essential(1, [2, 3, 4]))
-def test_gradients_are_those_of_the_sum_of_losses(all_worlds, n):
-    for name in COLLECTIVES:
-        all_worlds.run("shm", n, against_differences, name)
+FIRST = ["all_reduce", "all_reduce max", "all_reduce prod", "all_gather", "gather", "scatter"]
+ROWS = [(2, name) for name in FIRST]
+ROWS += [(n, name) for n in (2, 3, 4) for name in COLLECTIVES if n > 2 or name not in FIRST]
+
+
+@pytest.mark.parametrize(("n", "name"), essential_rows(len(FIRST), ROWS))
+def test_gradients_are_those_of_the_sum_of_losses(all_worlds, n, name):
+    all_worlds.run("shm", n, against_differences, name)
 
 
 def slope_of(loss):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
@@ -12,39 +10,44 @@ jax = pytest.importorskip("jax", reason="JAX is not installed")
 import jax.numpy as jnp  # noqa: E402
 
 import unisono.jax as collectives  # noqa: E402
+from tests.helpers.thorough import essential  # noqa: E402
 
 CALLS = 12
 
 
 def with_delays(world, seed):
-    """Ranks take different times before each call, and no call needs the result of another."""
-    random = np.random.default_rng([seed, world.rank])
+    """Ranks compute for different times before each call, and no call needs another's result.
 
-    def late(x):
-        time.sleep(random.uniform(0, 0.02))
-        return x
+    JAX does independent work at the same time, so that calls become ready in any order.
+    """
+    random = np.random.default_rng([seed, world.rank])
+    delays = random.integers(0, 6, CALLS)
 
     def program(x):
         results = []
         for call in range(CALLS):
-            # Out of order, if anything were: other ranks would find another sum or another verb.
-            slow = jax.pure_callback(late, jax.ShapeDtypeStruct(x.shape, x.dtype), x + call)
+            ones = jnp.ones((256, 256)) + 0 * (x[0] + call)
+            for _ in range(delays[call]):
+                ones = ones @ ones / len(ones)
+            operand = (x + call) * ones[0, 0]
+            # Out of order, another rank would find another sum, or another verb.
             if call % 3 == 2:
-                results.append(collectives.all_gather(slow)[: len(x)])
+                results.append(collectives.all_gather(operand)[: len(x)])
             else:
-                results.append(collectives.all_reduce(slow))
+                results.append(collectives.all_reduce(operand))
         return results
 
-    x = jnp.arange(4.0)
-    for _ in range(3):
-        for call, result in enumerate(jax.jit(program)(x)):
+    x = jnp.arange(2048.0)
+    compiled = jax.jit(program)
+    for _ in range(5):
+        for call, result in enumerate(compiled(x)):
             wanted = (x + call) * (1 if call % 3 == 2 else world.size)
             assert result.tolist() == wanted.tolist()
 
 
-def test_independent_collectives_with_random_delays(all_worlds):
-    for seed in range(3):
-        all_worlds.run("shm", 3, with_delays, seed)
+@pytest.mark.parametrize("seed", essential(1, range(5)))
+def test_independent_collectives_with_random_delays(all_worlds, seed):
+    all_worlds.run("shm", 3, with_delays, seed)
 
 
 def unused(world):
@@ -69,13 +72,14 @@ def test_a_result_that_is_not_used(all_worlds):
 
 def between_programs(world):
     """A program that is still running when its caller goes on ends before the next collective."""
-    slow = jax.jit(lambda a: jnp.linalg.matrix_power(a / len(a), 60))
+    slow = jax.jit(lambda a: jnp.linalg.matrix_power(a / len(a), 1000))
     program = jax.jit(lambda a: collectives.all_reduce(a[0, 0] * 0 + 1))
-    a = jnp.ones((400, 400))
-    for _ in range(5):
-        pending = program(slow(a)) if world.rank == 0 else program(a)
+    a, twos = jnp.ones((600, 600)), jnp.full(3, 2.0)
+    slow(a).block_until_ready()
+    for _ in range(3):
+        pending = program(slow(a) if world.rank == 0 else a)
         # At once, without waiting; a mix-up would be a mismatch of counts.
-        assert collectives.all_reduce(jnp.full(3, 2.0)).tolist() == [4.0] * 3
+        assert collectives.all_reduce(twos).tolist() == [4.0] * 3
         assert pending == 2
 
 
