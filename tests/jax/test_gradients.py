@@ -89,6 +89,7 @@ def formulas(world):
             assert pulled.dtype == jnp.float32
 
 
+@pytest.mark.thorough
 def test_formulas(all_worlds):
     all_worlds.run("shm", 3, formulas)
 
@@ -105,6 +106,7 @@ def forward_mode(world):
             np.testing.assert_allclose(pushed, change, rtol=1e-6, atol=1e-8, err_msg=name)
 
 
+@pytest.mark.thorough
 def test_forward_mode(all_worlds):
     all_worlds.run("shm", 2, forward_mode)
 

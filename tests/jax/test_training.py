@@ -11,6 +11,7 @@ import jax.numpy as jnp  # noqa: E402
 
 import unisono.jax as collectives  # noqa: E402
 from tests.helpers.jax_cases import double_precision  # noqa: E402
+from tests.helpers.thorough import essential  # noqa: E402
 
 STEPS, SAMPLES = 20, 12
 
@@ -68,7 +69,7 @@ def in_parallel(world, way):
         return train({"gradients": of_gradients, "loss": of_loss}[way], inputs, targets)
 
 
-@pytest.mark.parametrize("way", ["gradients", "loss"])
+@pytest.mark.parametrize("way", essential(1, ["gradients", "loss"]))
 def test_weights_are_those_of_one_process(all_worlds, way):
     weights, value = alone()
     for found, last in all_worlds.run("shm", 3, in_parallel, way):

@@ -14,7 +14,7 @@ from tests.helpers.jax_cases import COLLECTIVES, double_precision, expected, ope
 from tests.helpers.thorough import essential  # noqa: E402
 from unisono.errors import ArgumentError, ArgumentTypeError, NotReady, Unsupported  # noqa: E402
 
-SIZES = essential(2, [3, 2, 4])
+SIZES = essential(1, [3, 2, 4])
 WAYS = {"eager": lambda function: function, "jit": jax.jit}
 
 
