@@ -28,7 +28,7 @@ class Collective:
 
     The result has the shape of the operand, with `rows` as its first length if that is given.
     `sends` and `receives` are rows too. `root` and `peer` are ranks of the group. A `recv` has no
-    operand, so `shape` and `dtype` are its own.
+    operand, so `shape` and `dtype` are its own. `threaded` says that ranks are threads.
     """
 
     verb: str
@@ -43,6 +43,14 @@ class Collective:
     tag: int = 0
     shape: tuple[int, ...] = ()
     dtype: Any = None
+    threaded: bool | None = None
+
+    def __post_init__(self) -> None:
+        # Now, because a program that one thread has traced may be compiled for another later.
+        if self.threaded is None:
+            engine = self.group.engine
+            threaded = engine is not None and engine.name == "threads"
+            object.__setattr__(self, "threaded", threaded)
 
     @property
     def has_operand(self) -> bool:

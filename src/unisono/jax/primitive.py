@@ -45,8 +45,7 @@ def _run_now(*operands: Any, collective: Collective) -> list[Any]:
 
 def _compile(context: Any, *operands: Any, collective: Collective) -> Any:
     """A call back to Python, between the token of the collective before and that of the next."""
-    engine = collective.group.engine
-    if engine is not None and engine.name == "threads":
+    if collective.threaded:
         raise Unsupported(
             f"{collective.verb} in a compiled program (jit, scan, ...) needs ranks that are "
             "processes: threads share one JAX, and their programs would wait for each other. Use "
