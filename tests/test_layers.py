@@ -37,6 +37,7 @@ FLOORS: dict[str, set[str]] = {
     # Faces find their engine by the registry, and know none.
     "torch": {"core"},
     "mindspore": {"core"},
+    "jax": {"core"},
     "mapping": {"core"},
     # spawn() makes ranks that are threads by itself; all other engines are chosen by name.
     "launch": {"core", "engines.threads"},
@@ -53,6 +54,7 @@ PLUGS = {
     "unisono.torch.backend",
     "unisono.torch.distributed.nn.autograd",
     "unisono.mindspore.integration",
+    "unisono.jax",
 }
 
 MOST_MODULES = 8  # directly in src/unisono
