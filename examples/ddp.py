@@ -9,12 +9,11 @@ from __future__ import annotations
 import argparse
 import math
 
-from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
-
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 CLASSES = 3
 POINTS = 500  # of each class

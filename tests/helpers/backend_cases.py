@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager as coalescing
 from torch.nn.parallel import DistributedDataParallel
 
-import torch
-import torch.distributed as dist
 from tests.helpers.jobs import Rank, Ranks
 from tests.helpers.paths import with_tests
 from tests.helpers.processes import DEADLINE, wait_until

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import jax
 import numpy as np
 
-import jax
 import unisono.jax as collectives
 
 __all__ = ["COLLECTIVES", "ROOT", "double_precision", "expected", "operand"]

@@ -269,10 +269,9 @@ def _as_lists(*results: np.ndarray) -> dict[str, Any]:
 
 def train(engine: str) -> dict[str, Any]:
     """Train a small model by DDP, over torch's own functions, and once more without it."""
-    from torch.nn.parallel import DistributedDataParallel
-
     import torch
     import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
 
     os.environ.pop("UNISONO_ENGINE", None)
     if engine != "hybrid":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 
 import numpy as np
-
 import torch
 
 # Gloo reduces these; the rest, and averages of integers, are compared with NumPy.

@@ -13,6 +13,9 @@ import warnings
 from datetime import timedelta
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -26,10 +29,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-import torch
-import torch.distributed as dist
 from tests.helpers import worlds
-from torch import nn
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "`torch.jit.* is deprecated", DeprecationWarning)

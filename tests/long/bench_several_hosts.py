@@ -75,6 +75,7 @@ def rank(sizes: str) -> None:
     """One rank: both ways in turns, and a line for each size from rank 0."""
     import torch
     import torch.distributed as dist
+
     from unisono.core import buffers, dispatch, groups
     from unisono.core.engine import ReduceOp
 

@@ -10,14 +10,14 @@ from tests.helpers import training_cases as cases  # first: it silences torch
 # isort: split
 
 import pytest
+import torch
+import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as differentiable
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import run_and_get_code
 from torch.distributed.fsdp import fully_shard
 
-import torch
-import torch.distributed as dist
 from tests.helpers.training_cases import adam, digest, run, seeded, wrapped
 
 pytestmark = pytest.mark.thorough

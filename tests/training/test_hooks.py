@@ -15,6 +15,8 @@ from tests.helpers import training_cases as cases  # first: it silences torch
 # isort: split
 
 import pytest
+import torch
+import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import (
     ddp_zero_hook,
     debugging_hooks,
@@ -28,8 +30,6 @@ from torch.distributed.algorithms.model_averaging.hierarchical_model_averager im
 )
 from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 
-import torch
-import torch.distributed as dist
 from tests.helpers.training_cases import STEPS, adam, digest, run, seeded, wrapped
 
 pytestmark = pytest.mark.thorough

@@ -13,14 +13,16 @@ from tests.helpers import training_cases as cases  # first: it silences torch
 # isort: split
 
 import pytest
+import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed import pipelining
 from torch.distributed.algorithms.join import Join
 from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
 
-import torch
-import torch.distributed as dist
 from tests.helpers.thorough import essential
 from tests.helpers.training_cases import (
     STEPS,
@@ -32,8 +34,6 @@ from tests.helpers.training_cases import (
     sentences,
     wrapped,
 )
-from torch import nn
-from torch.distributed import pipelining
 
 BACKENDS = ("gloo", "unisono")
 

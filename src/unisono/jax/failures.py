@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 
 import jax
+
 from unisono.core import groups as _groups  # noqa: F401 - its atexit handler must be the later one
 from unisono.errors import UnisonoError
 from unisono.jax import internals

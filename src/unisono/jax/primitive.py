@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
-import jax
 from unisono.errors import UnisonoError, Unsupported
 from unisono.jax import call_site, failures
 from unisono.jax.collective import Collective

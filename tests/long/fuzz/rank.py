@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 import torch
 import torch.distributed  # expressions name its operators
+
 from tests.long.fuzz.calls import MODULES, functions
 from unisono import errors
 from unisono.core import groups

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import mindspore
 import mindspore.communication as their_communication
+import numpy as np
 from mindspore.communication import comm_func as their_comm_func
+
 from unisono.mindspore import communication
 from unisono.mindspore.communication import comm_func
 

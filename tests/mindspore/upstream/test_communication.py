@@ -17,8 +17,9 @@ import pytest
 mindspore = pytest.importorskip("mindspore")
 
 import mindspore.communication as their_communication  # noqa: E402  (after the check above)
-import unisono  # noqa: E402
 from mindspore.communication import comm_func as their_comm_func  # noqa: E402
+
+import unisono  # noqa: E402
 from unisono.mindspore import communication  # noqa: E402
 from unisono.mindspore.communication import comm_func, management  # noqa: E402
 

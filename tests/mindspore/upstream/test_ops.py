@@ -16,10 +16,11 @@ import pytest
 
 mindspore = pytest.importorskip("mindspore")
 
-import unisono  # noqa: E402
 from mindspore import ops as real_ops  # noqa: E402  (after the check for MindSpore)
 from mindspore.mint import distributed as real_mint  # noqa: E402
 from mindspore.ops import communication as real_communication  # noqa: E402
+
+import unisono  # noqa: E402
 from unisono.launch.process import ReservedPort  # noqa: E402
 from unisono.mindspore import ops  # noqa: E402
 from unisono.mindspore.communication import get_rank  # noqa: E402

@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
 
+import torch.distributed as dist  # noqa: E402  (comes after the check for a GPU)
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-import torch.distributed as dist  # noqa: E402  (comes after the check for a GPU)
 from unisono.torch.backend.nccl import GroupWithNccl  # noqa: E402
 
 GPU = torch.device("cuda", 0)

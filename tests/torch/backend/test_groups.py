@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-
 import torch
 import torch.distributed as dist
+
 from tests.helpers import worlds
 from tests.helpers.backend_cases import (
     TIMEOUT,

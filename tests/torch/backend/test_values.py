@@ -13,9 +13,9 @@ import warnings
 
 import numpy as np
 import pytest
-
 import torch
 import torch.distributed as dist
+
 from tests.helpers import worlds
 from tests.helpers.backend_cases import data, join, same, same_each
 from tests.helpers.thorough import essential

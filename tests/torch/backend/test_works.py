@@ -12,10 +12,11 @@ import time
 from datetime import timedelta
 
 import pytest
-from torch.distributed.distributed_c10d import _coalescing_manager as coalescing
-
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.distributed_c10d import _coalescing_manager as coalescing
+
 from tests.helpers import worlds
 from tests.helpers.backend_cases import (
     call_methods,
@@ -27,7 +28,6 @@ from tests.helpers.backend_cases import (
     start_each,
 )
 from tests.helpers.processes import wait_until
-from torch.distributed import _functional_collectives as functional
 from unisono.errors import CommTimeout
 
 RANKS = 3

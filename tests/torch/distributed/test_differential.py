@@ -13,9 +13,9 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-
 import torch
 import torch.distributed as upstream
+
 import unisono.torch.distributed as dist
 from tests.helpers import worlds
 from tests.helpers.torch_cases import FORMS, INTEGER_OPERATORS, VERBS, Draw, differ, torch_only

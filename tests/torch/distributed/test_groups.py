@@ -9,8 +9,8 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-
 import torch.distributed as upstream
+
 import unisono.torch.distributed as dist
 from tests.helpers.tensors import RANKS, make, same, zeros
 from unisono import spawn

@@ -11,9 +11,9 @@ import warnings
 from datetime import timedelta
 
 import pytest
-
 import torch
 import torch.distributed as upstream
+
 import unisono.torch.distributed as dist
 from tests.helpers import worlds
 from unisono.mindspore.mint import distributed as mint

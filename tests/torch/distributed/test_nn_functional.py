@@ -14,10 +14,10 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-import torch.distributed.nn.functional as upstream_functional
-
 import torch
 import torch.distributed as upstream
+import torch.distributed.nn.functional as upstream_functional
+
 import unisono
 import unisono.torch.distributed as dist
 import unisono.torch.distributed.nn as dnn

@@ -9,8 +9,8 @@ import sys
 from datetime import timedelta
 
 import pytest
-
 import torch.distributed as upstream
+
 import unisono
 import unisono.torch.distributed as dist
 from tests.helpers.thorough import essential

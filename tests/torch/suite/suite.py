@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from torch.testing._internal import common_distributed
-
 import torch
 import torch.distributed as dist
+from torch.testing._internal import common_distributed
+
 from tests.torch.suite.runner import DEADLINE, START_METHOD
 
 #: Whose tests a backend has to pass: Gloo's are the most, and all_to_all on CPU is MPI's alone.

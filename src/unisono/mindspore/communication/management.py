@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from typing import Any
 
 from unisono.core import groups
@@ -82,6 +83,10 @@ def init(backend_name: str | None = None) -> None:
     if not groups.is_initialized():
         # Not claimed, so that the PyTorch face may init in the same process.
         groups.init(engine, claimed=False)
+    if "mindspore" in sys.modules:
+        from unisono.mindspore.integration import graph_functions
+
+        graph_functions.install()
     GlobalComm.BACKEND = name if engine is None else "mccl"
     GlobalComm.WORLD_COMM_GROUP = _BACKENDS[GlobalComm.BACKEND]
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import mindspore
 import ml_dtypes
 import numpy as np
-
-import mindspore
 from mindspore import Tensor, ops
+
 from unisono.errors import Unsupported
 from unisono.mindspore.ops._primitive import CommunicationPrimitive, NoBackward
 

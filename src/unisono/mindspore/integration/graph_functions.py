@@ -11,6 +11,7 @@ from typing import Any
 
 from mindspore import Tensor, ops
 from mindspore.ops import constexpr
+
 from unisono.errors import Unsupported
 from unisono.mindspore._groups import HCCL_WORLD_COMM_GROUP as WORLD
 from unisono.mindspore.communication import comm_func, management

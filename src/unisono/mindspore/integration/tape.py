@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mindspore.common._grad_function import _Function
-
 from mindspore import Tensor
+from mindspore.common._grad_function import _Function
 
 __all__ = ["record"]
 

@@ -29,6 +29,7 @@ def main(backend: str) -> None:
     """Join a group of `backend` and serve requests until stdin ends."""
     import torch
     import torch.distributed as dist
+
     import unisono.torch.backend  # noqa: F401 - torch may be set not to load backends by itself
 
     torch.set_num_threads(1)
@@ -56,9 +57,8 @@ class _Training:
     """A network of about `parameters` parameters under DDP, and the batches of all ranks."""
 
     def __init__(self, parameters: int, rank: int, ranks: int) -> None:
-        from torch.nn.parallel import DistributedDataParallel
-
         import torch
+        from torch.nn.parallel import DistributedDataParallel
 
         self.parameters = parameters
         self._rank = rank

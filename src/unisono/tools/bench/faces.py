@@ -166,6 +166,7 @@ def _prepare(kind: str, way: str, real: dict[str, Callable[[Any], object]]) -> C
 def _real_torch(engine: str) -> Iterator[dict[str, Callable[[Any], object]]]:
     """Join a group of real torch, and yield its all_reduce by way to call."""
     import torch.distributed as dist
+
     import unisono.torch.backend  # noqa: F401 - torch may be set not to load backends by itself
 
     class Finished(dist.Work):  # type: ignore[misc]

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
+
 from unisono.core.engine import Work
 
 __all__ = [

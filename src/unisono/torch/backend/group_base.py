@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+
 from unisono.core import environment
 from unisono.core.engine import DRAIN_SECONDS, Engine
 from unisono.core.groups import Group

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
 from unisono.core.groups import Group
 from unisono.torch.backend.dynamo import skip
 from unisono.torch.backend.process_group import UnisonoGroup

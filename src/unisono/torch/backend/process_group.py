@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+
 from unisono.core import dispatch, environment, packing
 from unisono.core.arguments import check_length, check_one_dtype, split_counts
 from unisono.core.buffers import Buffer, view

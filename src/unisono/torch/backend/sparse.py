@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from unisono.core import dispatch, objects
 from unisono.core.buffers import view
 from unisono.core.engine import AllOf, ReduceOp, Work

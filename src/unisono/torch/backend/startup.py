@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch.distributed as dist
+
 from unisono.core import environment, registry, rendezvous
 from unisono.core.groups import WORLD_NAME, Group
 from unisono.torch.backend import nccl

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+
 from unisono.core.engine import Work
 from unisono.torch.backend.dynamo import skip
 from unisono.torch.backend.futures import Run, WorkFuture, future_for_cpp, run_in_new_thread

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
 from unisono.core.engine import ReduceOp
 from unisono.core.groups import Group
 from unisono.torch.distributed import collectives
