@@ -14,9 +14,10 @@ from mindspore.ops import constexpr
 
 from unisono.errors import Unsupported
 from unisono.mindspore._groups import HCCL_WORLD_COMM_GROUP as WORLD
+from unisono.mindspore._groups import resolve_group
 from unisono.mindspore.communication import comm_func, management
 from unisono.mindspore.integration.graph import operator_class
-from unisono.mindspore.ops import _collectives, _exchanges, _messages
+from unisono.mindspore.ops import _collectives, _exchanges, _messages, _neighbors
 from unisono.mindspore.ops._primitive import CommunicationPrimitive, CompositePrimitive
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "all_to_all_single_with_output_shape",
     "all_to_all_with_output_shape",
     "broadcast",
+    "exchange_with_neighbors",
     "gather_into_tensor",
     "install",
     "listed",
@@ -142,6 +144,51 @@ def all_to_all_with_output_shape(
     return result, _no_handle(async_op)
 
 
+def exchange_with_neighbors(
+    tensors: Any,
+    send_ranks: Any,
+    receive_ranks: Any,
+    receive_shapes: Any,
+    send_shapes: Any,
+    receive_dtype: Any,
+    group: Any,
+) -> Any:
+    """Exchange tensors with some ranks, which travel as one in the order of ranks."""
+    sends, order = _by_rank(send_ranks, send_shapes, group)
+    receives, places = _by_rank(receive_ranks, receive_shapes, group)
+    flat: Any = ()
+    for index in order:
+        flat += (tensors[index].reshape((-1,)),)
+    received = _FlatExchange(sends, receives, 1, group)(ops.cat(flat))
+    starts = _starts(places, receive_shapes)
+    result: Any = ()
+    for index in range(len(receive_shapes)):
+        shape = receive_shapes[index]
+        start = starts[index]
+        result += (received[start : start + _size(shape)].reshape(shape),)
+    return result
+
+
+@constexpr  # type: ignore[untyped-decorator]
+def _by_rank(ranks: Any, shapes: Any, group: Any) -> Any:
+    """How many elements belong to each rank of the group, and the entries in the order of ranks."""
+    counts = [0] * resolve_group(group).size()
+    for rank, shape in zip(ranks, shapes, strict=True):
+        counts[rank] = math.prod(shape)
+    return tuple(counts), tuple(sorted(range(len(ranks)), key=lambda index: ranks[index]))
+
+
+@constexpr  # type: ignore[untyped-decorator]
+def _starts(places: Any, shapes: Any) -> Any:
+    """Where each entry begins, if they stand in this order."""
+    starts = [0] * len(places)
+    start = 0
+    for index in places:
+        starts[index] = start
+        start += math.prod(shapes[index])
+    return tuple(starts)
+
+
 def listed(tensors: Any) -> Any:
     """A list or tuple as it is; the compiler knows types."""
     return tensors
@@ -164,7 +211,8 @@ def install() -> None:
     ):
         convert_object_map[getattr(comm_func, function.__name__)] = function
     convert_object_map[_messages.listed] = listed
-    for module in (_collectives, _exchanges, _messages):
+    convert_object_map[_neighbors.exchange_with_neighbors] = exchange_with_neighbors
+    for module in (_collectives, _exchanges, _messages, _neighbors):
         for name in module.__all__:
             kind: Any = getattr(module, name)
             primitive = isinstance(kind, type) and issubclass(kind, CommunicationPrimitive)

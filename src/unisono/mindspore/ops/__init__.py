@@ -26,6 +26,7 @@ from unisono.mindspore.ops._exchanges import (
     ReduceScatterV,
 )
 from unisono.mindspore.ops._messages import BatchISendIRecv, Receive, Send
+from unisono.mindspore.ops._neighbors import NeighborExchange, NeighborExchangeV2
 
 __all__ = [
     "AllGather",
@@ -39,6 +40,8 @@ __all__ = [
     "Broadcast",
     "CollectiveGather",
     "CollectiveScatter",
+    "NeighborExchange",
+    "NeighborExchangeV2",
     "Receive",
     "Reduce",
     "ReduceOp",
@@ -47,8 +50,4 @@ __all__ = [
     "Send",
     "communication",
 ]
-__getattr__ = _missing_name(
-    "mindspore.ops",
-    __all__,
-    {"AlltoAllVC": "communication.all_to_all_v_c", "NeighborExchange": "BatchISendIRecv"},
-)
+__getattr__ = _missing_name("mindspore.ops", __all__)

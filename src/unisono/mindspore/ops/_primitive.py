@@ -78,8 +78,8 @@ class CommunicationPrimitive:
         """
         refuse = self.like(NoBackward, self.name)
 
-        def refused(*operands_result_and_gradient: Any) -> tuple[Any, ...]:
-            return (refuse(operands_result_and_gradient[-1]),)
+        def refused(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+            return (refuse(gradient),)
 
         return refused
 
@@ -139,3 +139,11 @@ class NoBackward(CommunicationPrimitive):
             f"{self.collective} has no backward, so no gradient passes through it; keep it out of "
             "what is differentiated (ops.stop_gradient), or move the gradient yourself"
         )
+
+    def backward(self) -> Callable[..., tuple[Any, ...]]:
+        """The refusal itself."""
+
+        def refused(*operands_result_and_gradient: Any) -> tuple[Any, ...]:
+            return (self(operands_result_and_gradient[-1]),)
+
+        return refused
