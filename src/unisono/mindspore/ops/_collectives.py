@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from unisono.core.arguments import equal_rows
 from unisono.core.groups import Group
 from unisono.mindspore._arguments import ReduceOp, check_integer, operator
@@ -27,6 +29,7 @@ __all__ = [
     "AllReduce",
     "Backward",
     "Barrier",
+    "BarrierPoint",
     "Broadcast",
     "CollectiveGather",
     "CollectiveScatter",
@@ -242,7 +245,32 @@ class Barrier(CompositePrimitive):
 
     def __call__(self) -> None:
         """Return when all ranks have called it."""
+        return comm_func.barrier(self.group)
+
+
+class BarrierPoint(CommunicationPrimitive):
+    """`Barrier` as an operator of a graph, which needs a result."""
+
+    def __call__(self) -> Any:
+        """Return a meaningless zero when all ranks have called it."""
         comm_func.barrier(self.group)
+        return np.zeros((), np.float32)
+
+    def result_shapes(self, *shapes: Sequence[int]) -> Any:
+        """No dimensions."""
+        return ()
+
+    def result_dtypes(self, *dtypes: Any) -> Any:
+        """That of the zero."""
+        return sys.modules["mindspore"].float32
+
+    def backward(self) -> Backward:
+        """Nothing: there is no operand."""
+
+        def of_nothing(result: Any, gradient: Any) -> tuple[Any, ...]:
+            return ()
+
+        return of_nothing
 
 
 def joined(shape: Sequence[int], size: int) -> tuple[int, ...]:

@@ -76,12 +76,7 @@ class CommunicationPrimitive:
         It is compiled in graphs and called outside them. What it calls are primitives, made by
         `like`, and ordinary operators of MindSpore.
         """
-        refuse = self.like(NoBackward, self.name)
-
-        def refused(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
-            return (refuse(gradient),)
-
-        return refused
+        raise NotImplementedError
 
     def like(self, kind: type[CommunicationPrimitive], *args: Any) -> Any:
         """Another primitive, for graphs if this one is."""
@@ -142,8 +137,9 @@ class NoBackward(CommunicationPrimitive):
 
     def backward(self) -> Callable[..., tuple[Any, ...]]:
         """The refusal itself."""
+        refuse = self  # in a nested function, the compiler takes `self` for a network
 
-        def refused(*operands_result_and_gradient: Any) -> tuple[Any, ...]:
-            return (self(operands_result_and_gradient[-1]),)
+        def refused(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+            return (refuse(gradient),)
 
         return refused
