@@ -14,12 +14,12 @@ import numpy as np
 
 from unisono.core import buffers, dispatch, packing
 from unisono.core.arguments import as_ints, equal_rows, shape_of
-from unisono.core.arguments import missing_name as _missing_name
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError
 from unisono.mindspore._arguments import ReduceOp, check_integer, empty_of, operator
 from unisono.mindspore._groups import HCCL_WORLD_COMM_GROUP as _WORLD
 from unisono.mindspore._groups import check_group, resolve_group, resolve_root
+from unisono.mindspore._names import or_mindspore as _or_mindspore
 from unisono.mindspore.communication import comm_func
 from unisono.mindspore.ops import communication
 
@@ -363,8 +363,15 @@ class BatchISendIRecv(_Primitive):
         return comm_func.batch_isend_irecv(batch)
 
 
-__getattr__ = _missing_name(
+__getattr__, __dir__ = _or_mindspore(
     "mindspore.ops",
     __all__,
     {"AlltoAllVC": "communication.all_to_all_v_c", "NeighborExchange": "BatchISendIRecv"},
+    modules=["operations"],
+    # Upstream's ops has these too, except where it has an operator of that name.
+    borrowed={
+        name: communication.__name__
+        for name in communication.__all__
+        if name not in ("gather", "scatter")
+    },
 )

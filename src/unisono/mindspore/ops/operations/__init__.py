@@ -1,0 +1,42 @@
+"""The MindSpore face, `mindspore.ops.operations`: primitives that communicate are unisono's."""
+
+from __future__ import annotations
+
+from unisono.mindspore._names import or_mindspore as _or_mindspore
+from unisono.mindspore.ops.operations import comm_ops
+from unisono.mindspore.ops.operations.comm_ops import (
+    AllGather,
+    AllReduce,
+    AlltoAll,
+    AlltoAllV,
+    Barrier,
+    BatchISendIRecv,
+    Broadcast,
+    CollectiveGather,
+    CollectiveScatter,
+    Receive,
+    Reduce,
+    ReduceOp,
+    ReduceScatter,
+    Send,
+)
+
+__all__ = [
+    "AllGather",
+    "AllReduce",
+    "AlltoAll",
+    "AlltoAllV",
+    "Barrier",
+    "BatchISendIRecv",
+    "Broadcast",
+    "CollectiveGather",
+    "CollectiveScatter",
+    "Receive",
+    "Reduce",
+    "ReduceOp",
+    "ReduceScatter",
+    "Send",
+    "comm_ops",
+]
+
+__getattr__, __dir__ = _or_mindspore("mindspore.ops.operations", __all__)
