@@ -114,4 +114,4 @@ __getattr__ = _missing_name(
 
 # Upstream's package has one module, of the same name, and programs import from both.
 setattr(sys.modules[__name__], "distributed", sys.modules[__name__])  # noqa: B010
-sys.modules[f"{__name__}.distributed"] = sys.modules[__name__]
+sys.modules.update({f"{__name__}.distributed": sys.modules[__name__]})
