@@ -23,6 +23,7 @@ from unisono.mindspore._groups import (
     resolve_group,
     root_in_group,
 )
+from unisono.mindspore._patch import take_over
 
 __all__ = [
     "GlobalComm",
@@ -78,6 +79,7 @@ def init(backend_name: str | None = None) -> None:
         raise ArgumentTypeError(f"backend_name must be a string, got {backend_name!r}")
     name = backend_name or "mccl"  # what MindSpore picks on a CPU
     engine = engine_for(name, _BACKENDS, "backend_name")
+    take_over()
     if not groups.is_initialized():
         # Not claimed, so that the PyTorch face may init in the same process.
         groups.init(engine, claimed=False)
