@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -33,14 +33,22 @@ _table: dict[int, tuple[Any, Any]] = {}
 def replacements() -> dict[int, tuple[Any, Any]]:
     """What MindSpore has, by its identity, and what replaces it."""
     with _lock:
-        for path in () if _table else _DEFINED:
-            real = importlib.import_module(path)
-            ours = importlib.import_module(f"unisono.{path}")
-            for name in {*ours.__all__, "TCPStore"}:
-                thing = getattr(real, name, None)
-                if callable(thing):  # names of the world are texts, and the same in both
-                    _table[id(thing)] = (thing, getattr(ours, name))
+        if not _table:
+            for path, name, ours in _pairs():
+                real = getattr(importlib.import_module(path), name, None)
+                if callable(real):  # names of the world are texts, and the same in both
+                    _table[id(real)] = (real, ours)
         return _table
+
+
+def _pairs() -> Iterator[tuple[str, str, Any]]:
+    """Modules of MindSpore, a name in each, and what we have for it."""
+    for path in _DEFINED:
+        face = importlib.import_module(f"unisono.{path}")
+        for name in {*face.__all__, "TCPStore"} & set(dir(face)):
+            yield path, name, getattr(face, name)
+    parameters = importlib.import_module("unisono.mindspore._patch.parameters")
+    yield "mindspore.graph.api", "_build_broadcast_graph", parameters.broadcast_parameters
 
 
 def swap(modules: Iterable[object], table: Mapping[int, tuple[Any, Any]]) -> int:
