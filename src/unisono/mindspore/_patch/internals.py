@@ -46,20 +46,27 @@ OPERATORS_BY_MODULE = (
 RANKS_BY_MODULE = ("mindspore.dataset.dataloader.distributed", "mindspore.dataset.engine.datasets")
 
 _lock = threading.Lock()
-_done: list[bool] = []
+_is_arranged = False
+_has_taken_over = False
 
 
 def take_over() -> None:
     """Make MindSpore's own code use unisono, now or when MindSpore is imported."""
+    global _is_arranged
     with _lock:  # ranks may be threads
-        if not _done and importlib.util.find_spec("mindspore") is not None:
+        if not _is_arranged and _is_installed():
+            _is_arranged = True
             after_import(_take_over)
-            _done.append(True)
-    if "mindspore" in sys.modules:
+    if _has_taken_over:
         refuse_other_modes()
 
 
+def _is_installed() -> bool:
+    return "mindspore" in sys.modules or importlib.util.find_spec("mindspore") is not None
+
+
 def _take_over() -> None:
+    global _has_taken_over
     manager = importlib.import_module("mindspore._c_expression").CollectiveManager
     if manager.get_instance().initialized():
         return  # MindSpore has a world, which its code belongs to
@@ -79,6 +86,7 @@ def _take_over() -> None:
     own_package = _copy(package, table)
     own_package.mint = mint
     swap(map(importlib.import_module, RANKS_BY_MODULE), _by_identity({package: own_package}))
+    _has_taken_over = True
     refuse_other_modes()
 
 
