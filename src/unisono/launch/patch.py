@@ -9,15 +9,16 @@ may set variables that the framework reads on import.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono.errors import ArgumentError, LaunchError
+
+if TYPE_CHECKING:
+    import argparse
 
 __all__ = [
     "check_patch",
@@ -67,6 +68,8 @@ def patch_variables(framework: str) -> dict[str, str]:
 
 def check_patch(framework: str, python: str) -> str:
     """Refuse what `python` cannot patch, and return the framework with its version."""
+    import subprocess  # `import unisono` does not need it
+
     _module_for(framework)
     question = [python, "-c", _QUESTION, framework]
     asked = subprocess.run(question, capture_output=True, text=True, check=False)
@@ -93,7 +96,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "`unisono patch mindspore msrun --worker_num=2 --local_worker_num=2 train.py`."
     )
     parser.add_argument("FRAMEWORK", help="what to put unisono under: mindspore")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="a command, and its arguments")
+    parser.add_argument("command", nargs="...", help="a command, and its arguments")
 
 
 def main(arguments: argparse.Namespace) -> int:

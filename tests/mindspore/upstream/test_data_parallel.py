@@ -47,6 +47,12 @@ optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
 loss = nn.MSELoss()
 if what in ("model", "broadcast"):
     Model(network, loss, optimizer).train(2, data, dataset_sink_mode=False)
+elif what == "callbacks":  # these reduce the loss over the ranks
+    watching = [
+        ms.EarlyStopping(monitor="loss", patience=1, min_delta=1e-3),
+        ms.ReduceLROnPlateau(monitor="loss", patience=0, min_delta=10.0),
+    ]
+    Model(network, loss, optimizer).train(3, data, callbacks=watching, dataset_sink_mode=False)
 elif what == "cell":
     step = nn.TrainOneStepCell(nn.WithLossCell(network, loss), optimizer)
     for one in data.create_tuple_iterator(num_epochs=1):
@@ -73,6 +79,8 @@ CASES = [
     ("fusion", GRAPH),
     ("cell", PYNATIVE),
     ("cell", GRAPH),
+    ("callbacks", PYNATIVE),
+    ("callbacks", GRAPH),
 ]
 
 
