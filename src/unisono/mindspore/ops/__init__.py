@@ -5,8 +5,8 @@ Ranks in arguments are ranks of the world; results are new tensors of the same k
 
 from __future__ import annotations
 
-from unisono.core.arguments import missing_name as _missing_name
 from unisono.mindspore._arguments import ReduceOp
+from unisono.mindspore._names import or_mindspore as _or_mindspore
 from unisono.mindspore.ops import communication
 from unisono.mindspore.ops._collectives import (
     AllGather,
@@ -50,4 +50,15 @@ __all__ = [
     "Send",
     "communication",
 ]
-__getattr__ = _missing_name("mindspore.ops", __all__)
+
+__getattr__, __dir__ = _or_mindspore(
+    "mindspore.ops",
+    __all__,
+    modules=["operations"],
+    # Upstream's ops has these too, except where it has an operator of that name.
+    borrowed={
+        name: communication.__name__
+        for name in communication.__all__
+        if name not in ("gather", "scatter")
+    },
+)
