@@ -104,7 +104,7 @@ struct CallHandle {
 std::optional<CallHandle> collective_uneven(Communicator& self, int verb, std::uintptr_t source,
                                             std::uintptr_t target, std::uint64_t count, int dtype,
                                             std::uint32_t item_bytes, int op, double factor,
-                                            int root, double seconds, bool blocking,
+                                            int root, double seconds, bool blocking, bool backward,
                                             std::vector<std::uint64_t> sends,
                                             std::vector<std::uint64_t> receives) {
     CallArguments arguments;
@@ -115,6 +115,7 @@ std::optional<CallHandle> collective_uneven(Communicator& self, int verb, std::u
     arguments.op = static_cast<ReduceOp>(op);
     arguments.factor = factor;
     arguments.root = root;
+    arguments.backward = backward;
     arguments.source = reinterpret_cast<const std::byte*>(source);
     arguments.target = reinterpret_cast<std::byte*>(target);
     arguments.count = count;
@@ -132,9 +133,9 @@ std::optional<CallHandle> collective_uneven(Communicator& self, int verb, std::u
 std::optional<CallHandle> collective(Communicator& self, int verb, std::uintptr_t source,
                                      std::uintptr_t target, std::uint64_t count, int dtype,
                                      std::uint32_t item_bytes, int op, double factor, int root,
-                                     double seconds, bool blocking) {
+                                     double seconds, bool blocking, bool backward) {
     return collective_uneven(self, verb, source, target, count, dtype, item_bytes, op, factor, root,
-                             seconds, blocking, {}, {});
+                             seconds, blocking, backward, {}, {});
 }
 
 /// Sends or receives a message; with `blocking` it is complete on return.

@@ -21,7 +21,8 @@ std::uint64_t PackedCall::write(const CallArguments& arguments, std::uint32_t nu
     const std::uint64_t kind = static_cast<std::uint64_t>(arguments.verb) |
                                static_cast<std::uint64_t>(arguments.dtype_code) << 8 |
                                static_cast<std::uint64_t>(arguments.op) << 16 |
-                               static_cast<std::uint64_t>(!arguments.sends.empty()) << 24;
+                               static_cast<std::uint64_t>(!arguments.sends.empty()) << 24 |
+                               static_cast<std::uint64_t>(arguments.backward) << 25;
     const std::uint64_t root = static_cast<std::uint32_t>(arguments.root);
     const auto factor = std::bit_cast<std::uint64_t>(arguments.factor);
     // Relaxed: the store of the turn in Group::barrier() orders them.
@@ -41,12 +42,14 @@ CallDescriptor::CallDescriptor(const PackedCall& packed) noexcept {
     dtype = static_cast<std::uint8_t>(kind >> 8);
     op = static_cast<ReduceOp>(kind >> 16 & 0xff);
     uneven = (kind >> 24 & 1) != 0;
+    backward = (kind >> 25 & 1) != 0;
     root = static_cast<std::int32_t>(root_and_number >> 32);
     number = static_cast<std::uint32_t>(root_and_number);
 }
 
 bool CallDescriptor::same_kind(const CallDescriptor& other) const noexcept {
     return verb == other.verb && dtype == other.dtype && op == other.op && root == other.root &&
+           backward == other.backward &&
            std::bit_cast<std::uint64_t>(factor) == std::bit_cast<std::uint64_t>(other.factor);
 }
 
@@ -71,6 +74,7 @@ std::string CallDescriptor::text() const {
         return text + (root < 0 ? std::string("any rank") : format("rank %d", root));
     }
     if (root >= 0) text += format(" root %d", root);
+    if (backward) text += " (backward)";
     return text;
 }
 

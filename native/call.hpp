@@ -27,6 +27,7 @@ struct CallArguments {
     ReduceOp op = ReduceOp::none;
     double factor = 1;
     std::int32_t root = -1;
+    bool backward = false;  ///< placed by a compiler in the backward pass of a graph
     const std::byte* source = nullptr;
     std::byte* target = nullptr;
     std::uint64_t count = 0;  ///< of the smaller buffer: what one rank contributes or receives
@@ -57,6 +58,7 @@ struct CallDescriptor {
     std::uint8_t dtype = 0;
     ReduceOp op = ReduceOp::none;
     bool uneven = false;
+    bool backward = false;
 
     bool is_message() const noexcept { return verb == Verb::send || verb == Verb::recv; }
 

@@ -47,6 +47,7 @@ class Communicator:
         root: int,
         seconds: float,
         blocking: bool,
+        backward: bool,
         /,
     ) -> CallHandle | None: ...
     def collective_uneven(
@@ -62,6 +63,7 @@ class Communicator:
         root: int,
         seconds: float,
         blocking: bool,
+        backward: bool,
         sends: list[int],
         receives: list[int],
         /,

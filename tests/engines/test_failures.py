@@ -168,6 +168,26 @@ def test_mismatch_is_told_to_every_rank(world, name, blocking):
         assert "'world'" in note(error)
 
 
+def disagree_about_the_pass(group: Group, blocking: bool) -> UnisonoError:
+    def in_our_pass() -> object:
+        with dispatch.in_pass(backward=group.rank == 1):
+            return call(group, blocking, "all_reduce", np.zeros(10), np.zeros(10), SUM)
+
+    error = fault(in_our_pass)
+    with dispatch.in_pass(backward=True):
+        cases.run(group, Case("all_reduce", "float32", 101))
+    return error
+
+
+@pytest.mark.essential
+@pytest.mark.parametrize("blocking", essential(1, [True, False]), ids=["blocking", "asynchronous"])
+@pytest.mark.needs("mismatch")
+def test_a_backward_call_does_not_meet_an_equal_one_of_a_forward_pass(world, blocking):
+    for error in world(3, disagree_about_the_pass, blocking):
+        assert type(error) is MismatchError, repr(error)
+        assert "rank 1: all_reduce float64 x 10 sum (backward)" in str(error)
+
+
 def other_message(group: Group, sent: np.ndarray, wanted: np.ndarray) -> UnisonoError | None:
     error = None
     if group.rank == 0:

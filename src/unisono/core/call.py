@@ -37,6 +37,9 @@ class Caller(NamedTuple):
     checked: bool = True
     #: The line of the user's source, such as "train.py:88"; "" where the engine finds it itself.
     site: str = ""
+    #: Whether a compiler placed the call, in the backward pass of a graph. Ranks compare this: in
+    #: graphs that differ, a backward call could otherwise meet an equal one of a forward pass.
+    backward: bool = False
 
 
 class Call(NamedTuple):
@@ -75,6 +78,7 @@ class Call(NamedTuple):
     blocking: bool
     checked: bool
     site: str
+    backward: bool
 
     @property
     def src(self) -> Buffer:
@@ -104,6 +108,8 @@ class Call(NamedTuple):
             words.append(self.op.text)
         if self.root is not None:
             words.append(f"root {self.root}")
+        if self.backward:
+            words.append("(backward)")
         return " ".join(words)
 
     @classmethod

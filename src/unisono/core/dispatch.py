@@ -7,7 +7,9 @@ is in seconds, and None means the group's own. Bad input is an error here, befor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
 
 from unisono.core import buffers, trace
 from unisono.core.arguments import as_int
@@ -24,12 +26,33 @@ __all__ = [
     "barrier",
     "broadcast",
     "gather",
+    "in_pass",
     "recv",
     "reduce",
     "reduce_scatter",
     "scatter",
     "send",
 ]
+
+
+class _Pass(threading.local):
+    """Whether this thread makes the calls of a backward pass that a compiler has ordered."""
+
+    is_backward = False
+
+
+_pass = _Pass()
+
+
+@contextlib.contextmanager
+def in_pass(*, backward: bool) -> Iterator[None]:
+    """Mark the calls that this thread makes meanwhile, see `Call.backward`."""
+    before, _pass.is_backward = _pass.is_backward, backward
+    try:
+        yield
+    finally:
+        _pass.is_backward = before
+
 
 _Names = tuple[str, str]
 _NAMES: _Names = ("src", "dst")
@@ -321,7 +344,7 @@ def _caller(
         timeout = engine.timeout
     site = "" if engine.finds_call_sites else trace.call_site() or ""
     # As in `core.call`: the constructor would cost more than the rest.
-    fields = (group.rank, group.size, number, timeout, blocking, True, site)
+    fields = (group.rank, group.size, number, timeout, blocking, True, site, _pass.is_backward)
     return tuple.__new__(Caller, fields)
 
 

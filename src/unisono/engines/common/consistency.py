@@ -26,7 +26,7 @@ _SITE_BYTES = 112
 class Descriptor(NamedTuple):
     """What a rank tells the others of its call."""
 
-    # These three must be the same on all ranks; `rest` is the operator and the root.
+    # These three must be the same on all ranks; `rest` is the operator, the root and the pass.
     verb: str
     dtype: str
     rest: str
@@ -40,6 +40,8 @@ class Descriptor(NamedTuple):
         rest = [call.op.text] if call.op is not None else []
         if call.root is not None:
             rest.append(f"root {call.root}")
+        if call.backward:
+            rest.append("(backward)")
         dtype = call.dtype.name if call.dtype is not None else ""
         return cls(call.verb, dtype, " ".join(rest), call.share, call.uneven, call.site)
 

@@ -225,6 +225,7 @@ class ShmEngine(Engine):
             -1 if root is None else root,
             timeout,
             blocking,
+            call.backward,
         )
         try:
             if is_uneven:

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 from mindspore import Tensor, ops
 
+from unisono.core import dispatch
 from unisono.errors import Unsupported
 from unisono.mindspore.ops._primitive import CommunicationPrimitive, NoBackward
 
@@ -56,7 +57,9 @@ class _Operator(ops.Custom):  # type: ignore[misc]
         self._scalar_dtype: Any = None
 
         def kernel(*values: Any) -> Any:
-            result = own(*(_to_own(value, self._scalar_dtype) for value in values))
+            arrays = [_to_own(value, self._scalar_dtype) for value in values]
+            with dispatch.in_pass(backward=self.is_backward):
+                result = own(*arrays)
             return tuple(map(_to_theirs, result)) if type(result) is tuple else _to_theirs(result)
 
         # MindSpore wants something for shape and dtype; `__infer__` answers in their place.

@@ -347,8 +347,10 @@ class RowExchange(CommunicationPrimitive):
         output_split_sizes: Any,
         input_split_sizes: Any,
         group: str | Group | None,
+        is_backward: bool = False,
     ) -> None:
         super().__init__(group)
+        self.is_backward = is_backward
         self.output_shape = tuple(getattr(output_shape, "shape", output_shape))
         self.receives = _counts(output_split_sizes or (), "output_split_sizes")
         self.sends = _counts(input_split_sizes or (), "input_split_sizes")
@@ -366,10 +368,10 @@ class RowExchange(CommunicationPrimitive):
 
     def backward(self) -> Backward:
         """The same exchange, back."""
-        sends, receives, group = self.sends, self.receives, self.group
+        sends, receives, group, turned = self.sends, self.receives, self.group, not self.is_backward
 
         def of_exchange(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
-            return (RowExchange(operand.shape, sends, receives, group)(gradient),)
+            return (RowExchange(operand.shape, sends, receives, group, turned)(gradient),)
 
         return of_exchange
 

@@ -31,6 +31,8 @@ class CommunicationPrimitive:
 
     #: Whether this object is an operator of a graph; see `unisono.mindspore.integration.graph`.
     is_operator: ClassVar[bool] = False
+    #: Whether it is the backward of another; see `unisono.core.call.Call.backward`.
+    is_backward = False
 
     def __init__(self, group: str | Group | None) -> None:
         check_group(group)
@@ -80,7 +82,9 @@ class CommunicationPrimitive:
 
     def like(self, kind: type[CommunicationPrimitive], *args: Any) -> Any:
         """Another primitive, for graphs if this one is."""
-        return self.maker(kind)(*args)
+        made = self.maker(kind)(*args)
+        made.is_backward = not self.is_backward
+        return made
 
     def maker(self, kind: type[CommunicationPrimitive]) -> Callable[..., Any]:
         """What makes other primitives, for graphs if this one is."""
