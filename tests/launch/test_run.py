@@ -129,12 +129,13 @@ def test_module(tmp_path: Path) -> None:
 def test_environment(script: Callable[[str], str]) -> None:
     names = (
         "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR UNISONO_RANK UNISONO_SIZE "
-        "UNISONO_LOCAL_RANK UNISONO_LOCAL_SIZE UNISONO_ENGINE UNISONO_TIMEOUT PYTHONUNBUFFERED"
+        "UNISONO_LOCAL_RANK UNISONO_LOCAL_SIZE UNISONO_ENGINE UNISONO_TIMEOUT PYTHONUNBUFFERED "
+        "RANK_ID RANK_SIZE DEVICE_ID"
     )
     body = f"print([os.environ[name] for name in {names.split()!r}])"
     done = run("-n", "2", "--engine", "threads", "--timeout", "9", script(body))
     assert sorted(done.stdout.splitlines()) == [
-        f"[{r}] {[r, '2', r, '2', '127.0.0.1', r, '2', r, '2', 'threads', '9.0', '1']}"
+        f"[{r}] {[r, '2', r, '2', '127.0.0.1', r, '2', r, '2', 'threads', '9.0', '1', r, '2', r]}"
         for r in ("0", "1")
     ]
 

@@ -47,7 +47,7 @@ class JobEnvironment:
     port: ReservedPort = field(default_factory=ReservedPort, repr=False)
 
     def variables(self, rank: int) -> dict[str, str]:
-        """Give the environment variables of one rank, under our names and under torchrun's."""
+        """Give the variables of one rank, under our names, torchrun's and those of MindSpore."""
         return {
             "UNISONO_RANK": str(rank),
             "UNISONO_SIZE": str(self.size),
@@ -61,6 +61,10 @@ class JobEnvironment:
             "LOCAL_WORLD_SIZE": str(self.size),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self.port),
+            # Scripts read these themselves.
+            "RANK_ID": str(rank),
+            "RANK_SIZE": str(self.size),
+            "DEVICE_ID": str(rank),
         }
 
 
