@@ -178,7 +178,7 @@ def _empty_mindspore(size: Sequence[int], dtype: DType) -> Any:
         # MindSpore aborts if two threads run its very first operator at once, and ranks that are
         # threads compute with results at the same time.
         with _mindspore_lock:
-            mindspore.mint.empty((1,), dtype=mindspore.float32).data_ptr()
+            (mindspore.Tensor([1.0]) + 1.0).asnumpy()
             _mindspore_started = True
     return mindspore.Tensor.from_numpy(np.empty(size, dtype.numpy))
 
@@ -337,13 +337,19 @@ def _view_mindspore(tensor: Any) -> Buffer:
     if count == 0:
         return Buffer(0, 0, dtype, tensor)
     # data_ptr() waits for operators that are under way, those that read this tensor included.
+    address = tensor.data_ptr()
+    if not address:
+        version = sys.modules["mindspore"].__version__
+        raise Unsupported(
+            f"MindSpore {version} does not say where this tensor's memory is; use 2.10 or newer"
+        )
     if tensor.is_contiguous():
-        return Buffer(tensor.data_ptr(), count, dtype, tensor)
+        return Buffer(address, count, dtype, tensor)
     # Its own copy_ does not write strided CPU memory, so NumPy views the same strides: those of
     # stride(), because `strides` says what they would be if the tensor were contiguous.
     strides = [step * dtype.itemsize for step in tensor.stride()]
     reach = sum((n - 1) * s for n, s in zip(tensor.shape, strides, strict=True))
-    memory = (ctypes.c_char * (reach + dtype.itemsize)).from_address(tensor.data_ptr())
+    memory = (ctypes.c_char * (reach + dtype.itemsize)).from_address(address)
     array = np.ndarray(tensor.shape, dtype.storage, memory, strides=strides)
     buffer = _view_numpy(array)
     buffer.dtype = dtype

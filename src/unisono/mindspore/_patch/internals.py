@@ -18,7 +18,7 @@ from typing import Any
 from unisono.mindspore._patch.graphs import prepare_graphs
 from unisono.mindspore._patch.imports import after_import
 from unisono.mindspore._patch.modes import refuse_other_modes
-from unisono.mindspore._patch.table import replacements, swap
+from unisono.mindspore._patch.table import found, replacements, swap
 
 __all__ = ["OPERATORS_BY_MODULE", "RANKS_BY_MODULE", "take_over"]
 
@@ -72,14 +72,13 @@ def _take_over() -> None:
     manager = importlib.import_module("mindspore._c_expression").CollectiveManager
     if manager.get_instance().initialized():
         return  # MindSpore has a world, which its code belongs to
-    for path in _LATE:
-        importlib.import_module(path)
+    list(found(_LATE))
     table = replacements()
     swap(_own_code(), table)
     operators = importlib.import_module("mindspore.ops")
     primitives = importlib.import_module("mindspore.ops.operations")
     swap(
-        map(importlib.import_module, OPERATORS_BY_MODULE),
+        found(OPERATORS_BY_MODULE),
         _by_identity({thing: _copy(thing, table) for thing in (operators, primitives)}),
     )
     package = importlib.import_module("mindspore")
@@ -87,7 +86,7 @@ def _take_over() -> None:
     mint.distributed = importlib.import_module("unisono.mindspore.mint.distributed")
     own_package = _copy(package, table)
     own_package.mint = mint
-    swap(map(importlib.import_module, RANKS_BY_MODULE), _by_identity({package: own_package}))
+    swap(found(RANKS_BY_MODULE), _by_identity({package: own_package}))
     _has_taken_over = True
     refuse_other_modes()
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-__all__ = ["replacements", "swap"]
+__all__ = ["found", "replacements", "swap"]
 
 #: Modules of MindSpore that define communication; ours have the same names.
 _DEFINED = (
@@ -35,7 +35,7 @@ def replacements() -> dict[int, tuple[Any, Any]]:
     with _lock:
         if not _table:
             for path, name, ours in _pairs():
-                real = getattr(importlib.import_module(path), name, None)
+                real = next((getattr(module, name, None) for module in found([path])), None)
                 if callable(real):  # names of the world are texts, and the same in both
                     _table[id(real)] = (real, ours)
         return _table
@@ -48,7 +48,18 @@ def _pairs() -> Iterator[tuple[str, str, Any]]:
         for name in {*face.__all__, "TCPStore"} & set(dir(face)):
             yield path, name, getattr(face, name)
     parameters = importlib.import_module("unisono.mindspore._patch.parameters")
-    yield "mindspore.graph.api", "_build_broadcast_graph", parameters.broadcast_parameters
+    for path in ("mindspore.graph.api", "mindspore.common.api"):  # 2.10 moved it
+        yield path, "_build_broadcast_graph", parameters.broadcast_parameters
+
+
+def found(paths: Iterable[str]) -> Iterator[ModuleType]:
+    """Those of these modules that MindSpore has; they differ a little from version to version."""
+    for path in paths:
+        try:
+            yield importlib.import_module(path)
+        except ModuleNotFoundError as error:
+            if not f"{path}.".startswith(f"{error.name}."):
+                raise
 
 
 def swap(modules: Iterable[object], table: Mapping[int, tuple[Any, Any]]) -> int:
