@@ -15,7 +15,7 @@ from typing import Any
 import mindspore
 import ml_dtypes
 import numpy as np
-from mindspore import Tensor, ops
+from mindspore import ops
 
 from unisono.core import dispatch
 from unisono.errors import Unsupported
@@ -147,7 +147,8 @@ def _with_numpy_dtypes(value: Any) -> Any:
     return np.dtype(ml_dtypes.bfloat16 if own else mindspore.dtype_to_nptype(value))
 
 
-# MindSpore has its own NumPy dtype for bfloat16, with the same bits as that of ml_dtypes.
+# MindSpore has its own NumPy dtype for bfloat16, with the same bits as that of ml_dtypes. What a
+# kernel returns is copied bit by bit, but may have neither of the two.
 
 
 def _to_own(value: Any, scalar_dtype: Any) -> Any:
@@ -158,7 +159,4 @@ def _to_own(value: Any, scalar_dtype: Any) -> Any:
 
 
 def _to_theirs(array: Any) -> Any:
-    return array.view(np.uint16).view(_BFLOAT16) if array.dtype == ml_dtypes.bfloat16 else array
-
-
-_BFLOAT16 = Tensor([0.0], mindspore.bfloat16).asnumpy().dtype
+    return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
