@@ -15,6 +15,7 @@ from unisono.errors import (
     UnisonoError,
     Unsupported,
 )
+from unisono.launch.patch import patch
 from unisono.launch.report import report_at_exit as _report_at_exit
 from unisono.launch.spawn import spawn
 
@@ -31,6 +32,7 @@ __all__ = [
     "UnisonoError",
     "Unsupported",
     "__version__",
+    "patch",
     "spawn",
 ]
 

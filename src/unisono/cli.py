@@ -1,4 +1,4 @@
-"""The command line: `unisono run`, `demo`, `bench`, `diff`, `doctor`, `top`, `trace`."""
+"""The command line: `unisono run`, `patch`, `demo`, `bench`, `diff`, `doctor`, `top`, `trace`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ __all__ = ["main"]
 #: Each command: the module that has its `configure(parser)` and `main(arguments)`, and its help.
 _COMMANDS = {
     "run": ("launch.run", "start a script on several ranks of this host"),
+    "patch": ("launch.patch", "run a command in which a framework uses unisono"),
     "demo": ("tools.demo.command", "show the collectives in both dialects on four ranks"),
     "bench": (
         "tools.bench.command",

@@ -74,5 +74,6 @@ def test_missing_names():
     for name, nearest in (("Store", "files"), ("all_reducer", "all_reduce"), ("sned", "send")):
         with pytest.raises(AttributeError, match=f"up.stream.{name} is not .* nearest: {nearest}$"):
             lookup(name)
-    with pytest.raises(AttributeError, match=r"up.stream has no attribute 'other'"):
-        arguments.missing_name("up.stream", (), {"Store": "files"})("other")
+    for names in (["all_reduce", "send"], ()):  # nothing that is near
+        with pytest.raises(AttributeError, match=r"up.stream has no attribute 'Argmax'$"):
+            arguments.missing_name("up.stream", names, {"Store": "files"})("Argmax")

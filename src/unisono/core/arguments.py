@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from unisono.errors import ArgumentError, ArgumentTypeError, UnisonoError
 
@@ -183,24 +183,24 @@ def split_counts(
 
 def missing_name(
     upstream: str, names: Sequence[str], nearest: Mapping[str, str] | None = None
-) -> Callable[[str], Any]:
+) -> Callable[[str], NoReturn]:
     """Make the `__getattr__` of the module that stands for `upstream`.
 
-    `nearest` says what to use instead of a name; for all others it is the most similar of `names`,
-    if there are any. Nothing is passed on to the real framework: that call would reach another
+    `nearest` says what to use instead of a name; for others it is one of `names` that is similar,
+    if there is one. Nothing is passed on to the real framework: that call would reach another
     world.
     """
 
-    def lookup(name: str) -> Any:
+    def lookup(name: str) -> NoReturn:
         instead = (nearest or {}).get(name)
         if instead is None and names:
             import difflib  # few need it
 
-            instead = (difflib.get_close_matches(name, names, 1, 0.0) or names)[0]
-        if instead is None:
-            text = f"unisono's module for {upstream} has no attribute {name!r}"
-        else:
+            instead = next(iter(difflib.get_close_matches(name, names, 1, 0.7)), None)
+        if instead is not None:
             text = f"{upstream}.{name} is not in unisono; nearest: {instead}"
+        else:
+            text = f"unisono's module for {upstream} has no attribute {name!r}"
         raise AttributeError(text, name=name)
 
     return lookup

@@ -31,6 +31,7 @@ class ProgramSpec:
     program: Sequence[str]
     n: int
     python: str = sys.executable
+    patch: str | None = None
 
 
 def split_at_colons(arguments: Sequence[str]) -> list[list[str]]:
@@ -51,8 +52,9 @@ def split_at_colons(arguments: Sequence[str]) -> list[list[str]]:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of one program; everything from the script's name on is for the script."""
     parser.usage = (
-        "unisono run -n N [--python P] [--engine E] [--timeout S] [--log-dir D] [--no-bind] "
-        "script.py | -m module ... [: -n N [--python P] script.py | -m module ...]..."
+        "unisono run -n N [--python P] [--patch F] [--engine E] [--timeout S] [--log-dir D] "
+        "[--no-bind] script.py | -m module ... "
+        "[: -n N [--python P] [--patch F] script.py | -m module ...]..."
     )
     parser.epilog = (
         "Programs separated by a lone colon run as one job, in one world; their ranks are "
@@ -62,6 +64,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", type=int, required=True, metavar="N", help="the number of ranks")
     parser.add_argument(
         "--python", metavar="P", help="the interpreter that runs this program (default: this one)"
+    )
+    parser.add_argument(
+        "--patch", metavar="F", help="a framework that uses unisono in this program: mindspore"
     )
     job = parser.add_argument_group("options of the whole job")
     job.add_argument(
@@ -110,7 +115,7 @@ def _program(arguments: argparse.Namespace) -> ProgramSpec:
         # argparse gives what follows a `--` among the module's arguments to the other list.
         program = ["-m", *arguments.module, *arguments.program]
     python = sys.executable if arguments.python is None else _found(arguments.python)
-    return ProgramSpec(program, arguments.n, python)
+    return ProgramSpec(program, arguments.n, python, arguments.patch)
 
 
 def _found(python: str) -> str:

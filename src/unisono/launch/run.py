@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from unisono.launch.job_spec import (
 )
 from unisono.launch.outcome import RankOutcome, culprit, exit_text
 from unisono.launch.output import LabelledOutput
+from unisono.launch.patch import check_patch, patch_variables
 from unisono.launch.supervisor import EndPolicy, Supervisor
 
 __all__ = ["configure", "main", "run"]
@@ -59,13 +61,14 @@ def run(
     check_programs(programs)
     commands = list(command_lines(programs))
     variables = _variables(engine, timeout)
+    patches = _patches(programs, variables.get("UNISONO_ENGINE"))
     with _blocked_signals() as signals:
         output = LabelledOutput(log_dir)
         with Supervisor(len(commands), _POLICY, bind=bind) as supervisor:
             for rank, command in enumerate(commands):
                 process = supervisor.start(
                     command,
-                    variables,
+                    {**variables, **patches[rank]},
                     stdin=None if rank == 0 else subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -95,6 +98,22 @@ def _variables(engine: str | None, timeout: float | None) -> dict[str, str]:
     if timeout is not None:
         variables["UNISONO_TIMEOUT"] = str(environment.timeout(timeout))
     return variables
+
+
+def _patches(programs: Sequence[ProgramSpec], engine: str | None) -> list[dict[str, str]]:
+    """Give the variables of each rank because of `--patch`, and say what is patched."""
+    engine = engine or os.environ.get("UNISONO_ENGINE") or "shm"
+    found: list[dict[str, str]] = []
+    told: set[str] = set()
+    for spec in programs:
+        variables: dict[str, str] = {}
+        if spec.patch is not None:
+            told.add(check_patch(spec.patch, spec.python))
+            variables = patch_variables(spec.patch)
+        found += [variables] * spec.n
+    for what in sorted(told):
+        _say(f"patched {what}: its communication uses unisono (engine {engine})")
+    return found
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Let MindSpore differentiate functions: while it records a gradient, its tape keeps the backward.
 
 A function is differentiated as the primitive of `ops` that does the same, so that each formula
-stands once, in that primitive's `backward`, for calls and for graphs.
+stands once, in that primitive's `backward`, for calls and for graphs. What has no backward raises
+when a gradient would pass through it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["differentiable", "is_recording"]
+__all__ = ["differentiable", "is_recording", "not_differentiable", "writes"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -54,15 +55,51 @@ def differentiable(
     return decorate
 
 
+def not_differentiable(tensors: str = "tensor") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Make a function raise when a gradient would pass through it to its argument `tensors`."""
+    return differentiable("unisono.mindspore.ops._primitive:NoBackward", tensors)
+
+
+def writes(written: str, read: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Mark a function that writes into argument `written` what it makes of argument `read`.
+
+    The tape does not see what is written in place. So a gradient that would pass to `read` raises.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            result = function(*args, **kwargs)
+            if is_recording():
+                arguments = signature.bind(*args, **kwargs).arguments
+                outputs, inputs = _tensors(arguments[written]), _tensors(arguments[read])
+                if outputs and inputs:
+                    from unisono.mindspore.integration import tape  # needs MindSpore
+
+                    tape.record_writing(function.__name__, outputs, inputs)
+            return result
+
+        return call
+
+    return decorate
+
+
+def _tensors(given: Any) -> list[Any]:
+    """The tensors of MindSpore in an argument: itself, or the entries of a list."""
+    entries = given if isinstance(given, list | tuple) else [given]
+    return [entry for entry in entries if isinstance(entry, sys.modules["mindspore"].Tensor)]
+
+
 def _record(
     function: Callable[..., _R], primitive: str, tensors: str, arguments: dict[str, Any]
 ) -> _R:
-    """Call the function, and put it on the tape if it has tensors of MindSpore."""
+    """Call the function, and put it on the tape if all its tensors are MindSpore's."""
     given = arguments[tensors]
+    operands = _tensors(given)
     listed = isinstance(given, list | tuple)
-    operands = list(given) if listed else [given]
-    kind = sys.modules["mindspore"].Tensor
-    if not operands or not all(isinstance(operand, kind) for operand in operands):
+    if not operands or len(operands) != (len(given) if listed else 1):
         return function(**arguments)
 
     def run(*received: Any) -> Any:
@@ -71,6 +108,8 @@ def _record(
     def make() -> Any:
         module, _, name = primitive.partition(":")
         others = [value for key, value in arguments.items() if key not in (tensors, "async_op")]
+        if name == "NoBackward":
+            others = [function.__name__.lstrip("_")]
         return getattr(importlib.import_module(module), name).plain(*others)
 
     from unisono.mindspore.integration import tape  # needs MindSpore

@@ -22,6 +22,7 @@ from unisono.core.arguments import (
 from unisono.core.buffers import Buffer
 from unisono.errors import ArgumentTypeError
 from unisono.mindspore._arguments import blocking, operator, view
+from unisono.mindspore._gradients import writes
 from unisono.mindspore._groups import resolve_group, resolve_root
 from unisono.mindspore._handles import CommHandle, handle_of
 
@@ -96,6 +97,7 @@ def barrier(
 # ---- one tensor that holds a part for each rank --------------------------------------------------
 
 
+@writes("output_tensor", "input_tensor")
 def all_gather_into_tensor(
     output_tensor: Any, input_tensor: Any, group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
@@ -109,6 +111,7 @@ def all_gather_into_tensor(
     return handle_of(work, output_tensor, async_op)
 
 
+@writes("output", "input")
 def all_gather_into_tensor_uneven(
     output: Any,
     input: Any,
@@ -127,6 +130,7 @@ def all_gather_into_tensor_uneven(
     return handle_of(work, output, async_op)
 
 
+@writes("output", "input")
 def reduce_scatter_tensor(
     output: Any, input: Any, op: str = "sum", group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
@@ -143,6 +147,7 @@ def reduce_scatter_tensor(
     return handle_of(work, output, async_op)
 
 
+@writes("output", "input")
 def reduce_scatter_tensor_uneven(
     output: Any,
     input: Any,
@@ -164,6 +169,7 @@ def reduce_scatter_tensor_uneven(
     return handle_of(work, output, async_op)
 
 
+@writes("output_tensor", "input_tensor")
 def gather_into_tensor(
     output_tensor: Any,
     input_tensor: Any,
@@ -183,6 +189,7 @@ def gather_into_tensor(
     return handle_of(work, output_tensor, async_op)
 
 
+@writes("output_tensor", "input_tensor")
 def scatter_tensor(
     output_tensor: Any,
     input_tensor: Any,
@@ -201,6 +208,7 @@ def scatter_tensor(
     return handle_of(work, output_tensor, async_op)
 
 
+@writes("output", "input")
 def all_to_all_single(
     output: Any,
     input: Any,
@@ -227,6 +235,7 @@ def all_to_all_single(
 # ---- a list with a tensor for each rank ----------------------------------------------------------
 
 
+@writes("tensor_list", "tensor")
 def all_gather(
     tensor_list: Sequence[Any], tensor: Any, group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
@@ -243,6 +252,7 @@ def all_gather(
     return handle_of(work, tensor_list, async_op)
 
 
+@writes("output", "input_list")
 def reduce_scatter(
     output: Any,
     input_list: Sequence[Any],
@@ -265,6 +275,7 @@ def reduce_scatter(
     return handle_of(work, output, async_op)
 
 
+@writes("gather_list", "tensor")
 def gather(
     tensor: Any,
     gather_list: Sequence[Any],
@@ -287,6 +298,7 @@ def gather(
     return handle_of(work, gather_list, async_op)
 
 
+@writes("tensor", "scatter_list")
 def scatter(
     tensor: Any,
     scatter_list: Sequence[Any],
@@ -309,6 +321,7 @@ def scatter(
     return handle_of(work, tensor, async_op)
 
 
+@writes("output_tensor_list", "input_tensor_list")
 def all_to_all(
     output_tensor_list: Sequence[Any],
     input_tensor_list: Sequence[Any],

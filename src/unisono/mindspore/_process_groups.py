@@ -22,6 +22,7 @@ from unisono.mindspore._groups import (
     resolve_root,
     world_rank_of,
 )
+from unisono.mindspore._patch import take_over
 from unisono.mindspore._store import TCPStore
 from unisono.mindspore.communication import management
 
@@ -87,6 +88,7 @@ def init_process_group(
     address = None
     if init_method is not None or store is not None:
         address = _address(init_method, store, rank, world_size)
+    take_over()
     if not groups.is_initialized():
         launch = None if address is None else _launch(*address, rank, world_size)
         # Not claimed, so that the PyTorch face may init in the same process.

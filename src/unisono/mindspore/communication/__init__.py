@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from unisono.mindspore.communication import _comm_helper as _comm_helper
 from unisono.mindspore.communication import comm_func as comm_func
 from unisono.mindspore.communication.management import (
     HCCL_WORLD_COMM_GROUP,

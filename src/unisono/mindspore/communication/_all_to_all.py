@@ -11,7 +11,7 @@ from unisono.core.arguments import as_ints, check_length, check_list, shape_of, 
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError
 from unisono.mindspore._arguments import check_bool, check_integer
-from unisono.mindspore._gradients import differentiable
+from unisono.mindspore._gradients import differentiable, writes
 from unisono.mindspore._groups import resolve_group
 from unisono.mindspore._handles import CommHandle, handle_of
 
@@ -69,6 +69,7 @@ def all_to_all_single_with_output_shape(
     return result, handle_of(work, result, async_op)
 
 
+@writes("output", "input")
 def all_to_all_v_c(
     output: Any,
     input: Any,

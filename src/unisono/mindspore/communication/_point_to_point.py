@@ -6,7 +6,7 @@ ranks keep their order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono.core import buffers, dispatch
@@ -15,6 +15,7 @@ from unisono.core.engine import AllOf, Work
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError
 from unisono.mindspore._arguments import check_integer, empty_of, view, zeros_like
+from unisono.mindspore._gradients import not_differentiable
 from unisono.mindspore._groups import resolve_root
 from unisono.mindspore._handles import CommHandle, new_handle
 from unisono.mindspore._point_to_point import BatchEntry, check_batch, is_send
@@ -35,6 +36,7 @@ def send(
     _start_send(tensor, dst, group, tag, blocking=True)
 
 
+@not_differentiable()
 def recv(
     tensor: Any,
     src: int = 0,
@@ -59,6 +61,7 @@ def isend(
     return new_handle(_start_send(tensor, dst, group, tag, blocking=False), None)
 
 
+@not_differentiable()
 def irecv(
     tensor: Any,
     src: int = 0,
@@ -109,8 +112,16 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> tuple[Any, ...]:
     patterns = [_pattern(entry, index) for index, entry in enumerate(p2p_op_list)]
     for entry in p2p_op_list:
         resolve_root(entry.group, entry.peer, "peer")
+    tensors, shapes = zip(*patterns, strict=True)
+    return _batch_isend_irecv(tensors, shapes, p2p_op_list)
+
+
+@not_differentiable("tensors")
+def _batch_isend_irecv(
+    tensors: Sequence[Any], shapes: Sequence[tuple[int, ...] | None], entries: Sequence[P2POp]
+) -> tuple[Any, ...]:
     started: list[tuple[Output | None, Work]] = []
-    for entry, (tensor, shape) in zip(p2p_op_list, patterns, strict=True):
+    for entry, tensor, shape in zip(entries, tensors, shapes, strict=True):
         if is_send(entry.op):
             work = _start_send(tensor, entry.peer, entry.group, entry.tag, blocking=False)
             started.append((None, work))
@@ -121,7 +132,7 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> tuple[Any, ...]:
     AllOf([work for _, work in started]).wait()
     return tuple(
         zeros_like(tensor, ()) if out is None else out.finish()
-        for (out, _), (tensor, _) in zip(started, patterns, strict=True)
+        for (out, _), tensor in zip(started, tensors, strict=True)
     )
 
 

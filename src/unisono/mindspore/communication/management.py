@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from typing import Any
 
 from unisono.core import groups
@@ -25,6 +24,7 @@ from unisono.mindspore._groups import (
     resolve_root,
     world_rank_of,
 )
+from unisono.mindspore._patch import take_over
 
 __all__ = [
     "GlobalComm",
@@ -80,13 +80,10 @@ def init(backend_name: str | None = None) -> None:
         raise ArgumentTypeError(f"backend_name must be a string, got {backend_name!r}")
     name = backend_name or "mccl"  # what MindSpore picks on a CPU
     engine = engine_for(name, _BACKENDS, "backend_name")
+    take_over()
     if not groups.is_initialized():
         # Not claimed, so that the PyTorch face may init in the same process.
         groups.init(engine, claimed=False)
-    if "mindspore" in sys.modules:
-        from unisono.mindspore.integration import graph_functions
-
-        graph_functions.install()
     GlobalComm.BACKEND = name if engine is None else "mccl"
     GlobalComm.WORLD_COMM_GROUP = _BACKENDS[GlobalComm.BACKEND]
 

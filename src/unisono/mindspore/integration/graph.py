@@ -52,8 +52,10 @@ class _Operator(ops.Custom):  # type: ignore[misc]
             **{name: _with_numpy_dtypes(value) for name, value in kwargs.items()},
         )
 
-        def kernel(*arrays: Any) -> Any:
-            result = own(*map(_to_own, arrays))
+        self._scalar_dtype: Any = None
+
+        def kernel(*values: Any) -> Any:
+            result = own(*(_to_own(value, self._scalar_dtype) for value in values))
             return tuple(map(_to_theirs, result)) if type(result) is tuple else _to_theirs(result)
 
         # MindSpore wants something for shape and dtype; `__infer__` answers in their place.
@@ -67,8 +69,10 @@ class _Operator(ops.Custom):  # type: ignore[misc]
         """Tell the compiler the shape and dtype of the result."""
         self.add_prim_attr("inputs_num", len(operands))
         shapes = [tuple(operand["shape"]) for operand in operands]
-        for shape in shapes:
+        for shape, operand in zip(shapes, operands, strict=True):
             _check_shape(self.name, shape)
+            if not shape:
+                self._note_scalar(operand["dtype"])
         shape = self.result_shapes(*shapes)
         dtype = self.result_dtypes(*(operand["dtype"] for operand in operands))
         if not isinstance(shape, list):
@@ -78,6 +82,21 @@ class _Operator(ops.Custom):  # type: ignore[misc]
             _check_shape(self.name, part)
         dtypes = tuple(dtype) if isinstance(dtype, list) else (dtype,) * len(shape)
         return {"shape": tuple(shape), "dtype": dtypes, "value": None}
+
+    def _note_scalar(self, dtype: Any) -> None:
+        """Keep the dtype of an operand without dimensions: a kernel gets its bare number."""
+        scalar = _with_numpy_dtypes(dtype.element_type())
+        if scalar == ml_dtypes.bfloat16:
+            raise Unsupported(
+                f"{self.name} in a graph cannot take a bfloat16 number, a tensor without "
+                "dimensions: MindSpore's custom operators cannot; give it one dimension"
+            )
+        if self._scalar_dtype not in (None, scalar):
+            raise Unsupported(
+                f"one {self.name} in graphs cannot take numbers (tensors without dimensions) of "
+                f"{self._scalar_dtype} and of {scalar}; build one {self.name} for each"
+            )
+        self._scalar_dtype = scalar
 
     def get_bprop(self) -> Any:
         """The backward, which the compiler asks for when it differentiates."""
@@ -116,10 +135,11 @@ def _with_numpy_dtypes(value: Any) -> Any:
 # MindSpore has its own NumPy dtype for bfloat16, with the same bits as that of ml_dtypes.
 
 
-def _to_own(array: Any) -> Any:
-    return (
-        array.view(np.uint16).view(ml_dtypes.bfloat16) if array.dtype.name == "bfloat16" else array
-    )
+def _to_own(value: Any, scalar_dtype: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return np.asarray(value, scalar_dtype)
+    theirs = value.dtype.name == "bfloat16"
+    return value.view(np.uint16).view(ml_dtypes.bfloat16) if theirs else value
 
 
 def _to_theirs(array: Any) -> Any:

@@ -8,7 +8,9 @@ from typing import Any
 from mindspore import Tensor
 from mindspore.common._grad_function import _Function
 
-__all__ = ["record"]
+from unisono.errors import Unsupported
+
+__all__ = ["record", "record_writing"]
 
 
 def record(make: Callable[[], Any], run: Callable[..., Any], operands: Sequence[Any]) -> Any:
@@ -49,3 +51,29 @@ class _Collective(_Function):  # type: ignore[misc]
         gradient = gradients if isinstance(context.result, tuple) else gradients[0]
         backward = context.make().backward()
         return (None, None, None, *backward(*context.operands, context.result, gradient))
+
+
+def record_writing(function: str, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+    """Refuse gradients that would pass to `inputs` from `outputs`, which `function` has written."""
+    _InPlace.apply(function, len(outputs), *outputs, *inputs)
+
+
+class _InPlace(_Function):  # type: ignore[misc]
+    """The mark on tensors that a collective has written in place."""
+
+    @staticmethod
+    def forward(context: Any, function: str, count: int, *tensors: Any) -> Any:
+        """Mark the outputs if an input needs a gradient; else nothing can get lost."""
+        context.function = function
+        if not any(context.needs_input_grad[2 + count :]):
+            return Tensor(0.0)
+        context.mark_dirty(*tensors[:count])
+        return tensors[:count] if count > 1 else tensors[0]
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        """Refuse: the formula would need a result that is not written in place."""
+        raise Unsupported(
+            f"{context.function} wrote its result in place, so no gradient passes through it to "
+            "its input; use the function of comm_func that returns a new tensor"
+        )

@@ -1,10 +1,10 @@
-"""The MindSpore face, `mindspore.mint`: only its module `distributed` is here."""
+"""The MindSpore face, `mindspore.mint`: `distributed` is unisono's, all else MindSpore's own."""
 
 from __future__ import annotations
 
-from unisono.core.arguments import missing_name as _missing_name
+from unisono.mindspore._names import or_mindspore as _or_mindspore
 from unisono.mindspore.mint import distributed
 
 __all__ = ["distributed"]
 
-__getattr__ = _missing_name("mindspore.mint", __all__)
+__getattr__, __dir__ = _or_mindspore("mindspore.mint", __all__)

@@ -6,6 +6,8 @@ true. Every `src`, `dst` and `peer` is a rank of the world.
 
 from __future__ import annotations
 
+import sys
+
 from unisono.core.arguments import missing_name as _missing_name
 from unisono.mindspore._in_place import (
     all_gather,
@@ -109,3 +111,7 @@ __getattr__ = _missing_name(
         "scatter_tensor": "scatter, or ops.communication.scatter_tensor",
     },
 )
+
+# Upstream's package has one module, of the same name, and programs import from both.
+setattr(sys.modules[__name__], "distributed", sys.modules[__name__])  # noqa: B010
+sys.modules.update({f"{__name__}.distributed": sys.modules[__name__]})

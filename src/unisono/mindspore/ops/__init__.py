@@ -5,8 +5,8 @@ Ranks in arguments are ranks of the world; results are new tensors of the same k
 
 from __future__ import annotations
 
-from unisono.core.arguments import missing_name as _missing_name
 from unisono.mindspore._arguments import ReduceOp
+from unisono.mindspore._names import or_mindspore as _or_mindspore
 from unisono.mindspore.ops import communication
 from unisono.mindspore.ops._collectives import (
     AllGather,
@@ -26,6 +26,7 @@ from unisono.mindspore.ops._exchanges import (
     ReduceScatterV,
 )
 from unisono.mindspore.ops._messages import BatchISendIRecv, Receive, Send
+from unisono.mindspore.ops._neighbors import NeighborExchange, NeighborExchangeV2
 
 __all__ = [
     "AllGather",
@@ -39,6 +40,8 @@ __all__ = [
     "Broadcast",
     "CollectiveGather",
     "CollectiveScatter",
+    "NeighborExchange",
+    "NeighborExchangeV2",
     "Receive",
     "Reduce",
     "ReduceOp",
@@ -47,8 +50,15 @@ __all__ = [
     "Send",
     "communication",
 ]
-__getattr__ = _missing_name(
+
+__getattr__, __dir__ = _or_mindspore(
     "mindspore.ops",
     __all__,
-    {"AlltoAllVC": "communication.all_to_all_v_c", "NeighborExchange": "BatchISendIRecv"},
+    modules=["operations"],
+    # Upstream's ops has these too, except where it has an operator of that name.
+    borrowed={
+        name: communication.__name__
+        for name in communication.__all__
+        if name not in ("gather", "scatter")
+    },
 )

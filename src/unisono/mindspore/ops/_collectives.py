@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from unisono.core.arguments import equal_rows
 from unisono.core.groups import Group
 from unisono.mindspore._arguments import ReduceOp, check_integer, operator
@@ -27,12 +29,14 @@ __all__ = [
     "AllReduce",
     "Backward",
     "Barrier",
+    "BarrierPoint",
     "Broadcast",
     "CollectiveGather",
     "CollectiveScatter",
     "Reduce",
     "ReduceScatter",
     "TensorBroadcast",
+    "backward_of_reduction",
     "divided",
     "joined",
 ]
@@ -53,24 +57,9 @@ class AllReduce(OperatorPrimitive):
         return comm_func.all_reduce(input_x, self.op, self.group)[0]
 
     def backward(self) -> Backward:
-        """The sum of all gradients, times how much the result depends on this operand.
-
-        For max and min, every rank that holds the result's value gets the whole gradient.
-        """
+        """The sum of all gradients; for max and min, only where this rank holds the result."""
         total = self.like(AllReduce, ReduceOp.SUM, self.group)
-
-        def of_sum(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
-            return (total(gradient),)
-
-        def of_extreme(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
-            return (total(gradient) * (operand == result).astype(gradient.dtype),)
-
-        def of_product(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
-            return (total(gradient * result) / operand,)
-
-        if self.op == ReduceOp.AVG:
-            return _mean(of_sum, self.size())
-        return {ReduceOp.SUM: of_sum, ReduceOp.PROD: of_product}.get(self.op, of_extreme)
+        return backward_of_reduction(self.op, self.size, total, _itself)
 
 
 class AllGather(OperatorPrimitive):
@@ -114,21 +103,9 @@ class ReduceScatter(OperatorPrimitive):
         return divided(shapes[0], self.size())
 
     def backward(self) -> Backward:
-        """Every rank's gradient, joined, times how much the result depends on this operand."""
+        """Every rank's gradient, joined."""
         gather = self.like(AllGather, self.group)
-
-        def of_sum(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
-            return (gather(gradient),)
-
-        def of_extreme(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
-            return (gather(gradient) * (operand == gather(result)).astype(gradient.dtype),)
-
-        def of_product(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
-            return (gather(gradient * result) / operand,)
-
-        if self.op == ReduceOp.AVG:
-            return _mean(of_sum, self.size())
-        return {ReduceOp.SUM: of_sum, ReduceOp.PROD: of_product}.get(self.op, of_extreme)
+        return backward_of_reduction(self.op, self.size, gather, gather)
 
 
 class Broadcast(CompositePrimitive):
@@ -187,21 +164,9 @@ class Reduce(OperatorPrimitive):
         return comm_func.reduce(input_x, self.dest_rank, self.op, self.group)
 
     def backward(self) -> Backward:
-        """The gradient of `dest_rank`, times how much the result depends on this operand."""
+        """The gradient of `dest_rank`."""
         copy = self.like(TensorBroadcast, self.dest_rank, self.group)
-
-        def of_sum(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
-            return (copy(gradient),)
-
-        def of_extreme(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
-            return (copy(gradient) * (operand == copy(result)).astype(gradient.dtype),)
-
-        def of_product(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
-            return (copy(gradient * result) / operand,)
-
-        if self.op == ReduceOp.AVG:
-            return _mean(of_sum, self.size())
-        return {ReduceOp.SUM: of_sum, ReduceOp.PROD: of_product}.get(self.op, of_extreme)
+        return backward_of_reduction(self.op, self.size, copy, copy)
 
 
 class CollectiveGather(OperatorPrimitive):
@@ -280,7 +245,32 @@ class Barrier(CompositePrimitive):
 
     def __call__(self) -> None:
         """Return when all ranks have called it."""
+        return comm_func.barrier(self.group)
+
+
+class BarrierPoint(CommunicationPrimitive):
+    """`Barrier` as an operator of a graph, which needs a result."""
+
+    def __call__(self) -> Any:
+        """Return a meaningless zero when all ranks have called it."""
         comm_func.barrier(self.group)
+        return np.zeros((), np.float32)
+
+    def result_shapes(self, *shapes: Sequence[int]) -> Any:
+        """No dimensions."""
+        return ()
+
+    def result_dtypes(self, *dtypes: Any) -> Any:
+        """That of the zero."""
+        return sys.modules["mindspore"].float32
+
+    def backward(self) -> Backward:
+        """Nothing: there is no operand."""
+
+        def of_nothing(result: Any, gradient: Any) -> tuple[Any, ...]:
+            return ()
+
+        return of_nothing
 
 
 def joined(shape: Sequence[int], size: int) -> tuple[int, ...]:
@@ -293,8 +283,42 @@ def divided(shape: Sequence[int], size: int) -> tuple[int, ...]:
     return (equal_rows(shape, size, "input_x"), *shape[1:])
 
 
-def _mean(of_sum: Backward, size: int) -> Backward:
-    def of_average(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
-        return of_sum(operand, result, gradient / size)
+# ---- backwards of reductions ---------------------------------------------------------------------
 
-    return of_average
+
+def backward_of_reduction(
+    op: str, count: Callable[[], int], spread: Callable[[Any], Any], whole: Callable[[Any], Any]
+) -> Backward:
+    """The gradient that reaches this operand, times how much the result depends on it.
+
+    `spread` brings the gradient to every rank whose operand had a part in the result, added up, and
+    `whole` brings the result there. `count` says how many ranks there are.
+    """
+    size = count() if op == ReduceOp.AVG else 1
+
+    def of_sum(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+        return (spread(gradient),)
+
+    def of_average(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+        return (spread(gradient / size),)
+
+    def of_extreme(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+        holds = operand == whole(result)
+        return (spread(gradient) * holds.astype(gradient.dtype),)
+
+    def of_product(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+        return (spread(gradient) * whole(result) / operand,)
+
+    formulas = {
+        ReduceOp.SUM: of_sum,
+        ReduceOp.AVG: of_average,
+        ReduceOp.MAX: of_extreme,
+        ReduceOp.MIN: of_extreme,
+        ReduceOp.PROD: of_product,
+    }
+    return formulas[op]
+
+
+def _itself(result: Any) -> Any:
+    """The result of a reduction that every rank has."""
+    return result

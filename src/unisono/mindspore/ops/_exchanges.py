@@ -19,7 +19,7 @@ from unisono.mindspore._arguments import ReduceOp, check_bool, check_integer, op
 from unisono.mindspore._gradients import differentiable
 from unisono.mindspore._groups import resolve_group
 from unisono.mindspore.communication import comm_func
-from unisono.mindspore.ops._collectives import Backward
+from unisono.mindspore.ops._collectives import Backward, backward_of_reduction
 from unisono.mindspore.ops._primitive import (
     WORLD,
     CommunicationPrimitive,
@@ -303,14 +303,9 @@ class FlatReduceScatter(CommunicationPrimitive):
         return (self.counts[resolve_group(self.group).rank],)
 
     def backward(self) -> Backward:
-        """Every rank's gradient, joined; for sums and averages."""
+        """Every rank's gradient, joined."""
         gather = self.like(FlatGather, self.counts, self.group)
-        size = self.size() if self.op == ReduceOp.AVG else 1
-
-        def of_sum(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
-            return (gather(gradient) / size,)
-
-        return of_sum if self.op in (ReduceOp.SUM, ReduceOp.AVG) else super().backward()
+        return backward_of_reduction(self.op, self.size, gather, gather)
 
 
 @differentiable("unisono.mindspore.ops._exchanges:FlatReduceScatter")

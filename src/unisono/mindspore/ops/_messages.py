@@ -9,7 +9,7 @@ from typing import Any
 from unisono.core import buffers, dispatch
 from unisono.core.arguments import as_ints
 from unisono.core.groups import Group
-from unisono.errors import ArgumentError, ArgumentTypeError
+from unisono.errors import ArgumentError, ArgumentTypeError, Unsupported
 from unisono.mindspore._arguments import check_integer, empty_of
 from unisono.mindspore._gradients import differentiable
 from unisono.mindspore._groups import resolve_root
@@ -19,10 +19,11 @@ from unisono.mindspore.ops._primitive import (
     WORLD,
     CommunicationPrimitive,
     CompositePrimitive,
+    NoBackward,
     OperatorPrimitive,
 )
 
-__all__ = ["BatchISendIRecv", "MessageBatch", "Receive", "Send", "listed"]
+__all__ = ["BatchISendIRecv", "MessageBatch", "Receive", "ReceivedTensor", "Send", "listed"]
 
 
 class Send(OperatorPrimitive):
@@ -138,6 +139,15 @@ def _receive(
     return out.finish()
 
 
+class ReceivedTensor(Receive):
+    """`comm_func.recv` in a graph: the sender has no result through which a gradient could come."""
+
+    def backward(self) -> Backward:
+        """None."""
+        refused: Backward = self.like(NoBackward, "recv").backward()
+        return refused
+
+
 class BatchISendIRecv(CompositePrimitive):
     """Send and receive several tensors at the same time, as `op_types` says for each."""
 
@@ -232,6 +242,13 @@ class MessageBatch(CommunicationPrimitive):
         return [
             next(outgoing) if kind == "isend" else next(incoming)[1] for kind, _ in self.messages
         ]
+
+    def backward(self) -> Backward:
+        """None: gradients would have to go to ranks that may not expect them."""
+        raise Unsupported(
+            "BatchISendIRecv has no backward, so a graph with it cannot be differentiated; call "
+            "it outside the graph, or use AlltoAllV"
+        )
 
 
 def listed(tensors: Any) -> Any:

@@ -76,12 +76,7 @@ class CommunicationPrimitive:
         It is compiled in graphs and called outside them. What it calls are primitives, made by
         `like`, and ordinary operators of MindSpore.
         """
-        refuse = self.like(NoBackward, self.name)
-
-        def refused(*operands_result_and_gradient: Any) -> tuple[Any, ...]:
-            return (refuse(operands_result_and_gradient[-1]),)
-
-        return refused
+        raise NotImplementedError
 
     def like(self, kind: type[CommunicationPrimitive], *args: Any) -> Any:
         """Another primitive, for graphs if this one is."""
@@ -139,3 +134,12 @@ class NoBackward(CommunicationPrimitive):
             f"{self.collective} has no backward, so no gradient passes through it; keep it out of "
             "what is differentiated (ops.stop_gradient), or move the gradient yourself"
         )
+
+    def backward(self) -> Callable[..., tuple[Any, ...]]:
+        """The refusal itself."""
+        refuse = self  # in a nested function, the compiler takes `self` for a network
+
+        def refused(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
+            return (refuse(gradient),)
+
+        return refused

@@ -9,11 +9,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
-from weakref import WeakKeyDictionary
 
-from unisono.core import groups
 from unisono.core.arguments import missing_name as _missing_name
-from unisono.core.engine import Engine
 from unisono.errors import ArgumentError, ArgumentTypeError
 from unisono.mindspore import _in_place, _objects, _point_to_point
 from unisono.mindspore._arguments import check_bool
@@ -33,6 +30,7 @@ from unisono.mindspore._process_groups import (
 )
 from unisono.mindspore._store import TCPStore
 from unisono.mindspore.communication import comm_func
+from unisono.mindspore.ops._switches import is_off, switch
 
 __all__ = [
     "P2POp",
@@ -82,11 +80,6 @@ __all__ = [
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-#: Names of the functions that were switched off: before there is a world, and then for each world,
-#: because ranks that are threads switch for themselves.
-_off_before_init: set[str] = set()
-_off: WeakKeyDictionary[Engine, set[str]] = WeakKeyDictionary()
-
 
 def set_comm_ops_inplace(is_enable: bool, func_list: Sequence[str] | None = None) -> None:
     """Set whether functions write into their arguments; all of them, or those in the list."""
@@ -97,19 +90,7 @@ def set_comm_ops_inplace(is_enable: bool, func_list: Sequence[str] | None = None
     for name in chosen:
         if not isinstance(name, str) or name not in _SWITCHES:
             raise ArgumentError(f"there is no function {name!r} to switch; see {_SWITCHES}")
-    engine = groups.world().engine if groups.is_initialized() else None
-    off = _off_before_init if engine is None else _off.setdefault(engine, set(_off_before_init))
-    if is_enable:
-        off.difference_update(chosen)
-    else:
-        off.update(chosen)
-
-
-def _is_off(name: str) -> bool:
-    if not _off and not _off_before_init:  # nearly always
-        return False
-    engine = groups.world().engine if groups.is_initialized() else None
-    return name in (_off_before_init if engine is None else _off.get(engine, _off_before_init))
+    switch(chosen, in_place=is_enable)
 
 
 def _in_place_only(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -118,7 +99,7 @@ def _in_place_only(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if _is_off(name):
+        if is_off(name):
             raise ArgumentError(
                 f"{name} works in place only; call set_comm_ops_inplace(True, [{name!r}])"
             )
@@ -134,7 +115,7 @@ def all_reduce(
     tensor: Any, op: str = "sum", group: str | None = None, async_op: bool = False
 ) -> Any:
     """Combine `tensor` over the group so that every rank holds the result."""
-    if _is_off("all_reduce"):
+    if is_off("all_reduce"):
         return comm_func.all_reduce(tensor, op, group, async_op)
     return _in_place.all_reduce(tensor, op, group, async_op)
 
@@ -143,7 +124,7 @@ def all_gather_into_tensor(
     output_tensor: Any, input_tensor: Any, group: str | None = None, async_op: bool = False
 ) -> Any:
     """Join every rank's tensor along the first dimension, on every rank."""
-    if _is_off("all_gather_into_tensor"):
+    if is_off("all_gather_into_tensor"):
         return comm_func.all_gather_into_tensor(input_tensor, group, async_op)
     return _in_place.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
 
@@ -152,7 +133,7 @@ def reduce_scatter_tensor(
     output: Any, input: Any, op: str = "sum", group: str | None = None, async_op: bool = False
 ) -> Any:
     """Combine `input` over the group; each rank gets its part of the rows."""
-    if _is_off("reduce_scatter_tensor"):
+    if is_off("reduce_scatter_tensor"):
         return comm_func.reduce_scatter_tensor(input, op, group, async_op)
     return _in_place.reduce_scatter_tensor(output, input, op, group, async_op)
 
@@ -164,7 +145,7 @@ def all_to_all(
     async_op: bool = False,
 ) -> Any:
     """Send entry j to rank j; new tensors have the shapes in the output list, or of its tensors."""
-    if _is_off("all_to_all"):
+    if is_off("all_to_all"):
         return comm_func.all_to_all_with_output_shape(
             output_tensor_list, input_tensor_list, group, async_op
         )
@@ -181,21 +162,21 @@ def all_to_all_single(
 ) -> Any:
     """Send part j of the rows to rank j, and join the parts received."""
     sizes = (output_split_sizes, input_split_sizes)
-    if _is_off("all_to_all_single"):
+    if is_off("all_to_all_single"):
         return comm_func.all_to_all_single_with_output_shape(input, input, *sizes, group, async_op)
     return _in_place.all_to_all_single(output, input, *sizes, group, async_op)
 
 
 def recv(tensor: Any, src: int = 0, group: str | None = None, tag: int = 0) -> Any:
     """Receive from world rank `src` into `tensor` and return 0, or return a new tensor like it."""
-    if _is_off("recv"):
+    if is_off("recv"):
         return comm_func.recv(tensor, src, group, tag)
     return _point_to_point.recv(tensor, src, group, tag)
 
 
 def irecv(tensor: Any, src: int = 0, group: str | None = None, tag: int = 0) -> Any:
     """Start to receive from world rank `src`; returns a handle, or a new tensor and a handle."""
-    if _is_off("irecv"):
+    if is_off("irecv"):
         return comm_func.irecv(tensor, src, group, tag)
     return _point_to_point.irecv(tensor, src, group, tag)
 

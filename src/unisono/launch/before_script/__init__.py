@@ -1,0 +1,1 @@
+"""The folder that PYTHONPATH gets for `--patch`; Python runs its sitecustomize before a script."""

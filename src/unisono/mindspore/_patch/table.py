@@ -1,0 +1,65 @@
+"""What of MindSpore communicates, what replaces it, and how.
+
+A function or a class of MindSpore that communicates is known by its identity. Wherever a module has
+it under some name, the module gets ours instead. That reaches what was imported before; what is
+imported later comes from modules that are changed already. Not reached are references that are
+elsewhere: default arguments, attributes of classes, and primitives that were built before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+__all__ = ["replacements", "swap"]
+
+#: Modules of MindSpore that define communication; ours have the same names.
+_DEFINED = (
+    "mindspore.communication._comm_helper",
+    "mindspore.communication.management",
+    "mindspore.communication.comm_func",
+    "mindspore.ops.communication",
+    "mindspore.ops.operations.comm_ops",
+    "mindspore.mint.distributed.distributed",
+)
+_lock = threading.Lock()
+#: Made once, because a patched MindSpore does not tell any more what it had.
+_table: dict[int, tuple[Any, Any]] = {}
+
+
+def replacements() -> dict[int, tuple[Any, Any]]:
+    """What MindSpore has, by its identity, and what replaces it."""
+    with _lock:
+        if not _table:
+            for path, name, ours in _pairs():
+                real = getattr(importlib.import_module(path), name, None)
+                if callable(real):  # names of the world are texts, and the same in both
+                    _table[id(real)] = (real, ours)
+        return _table
+
+
+def _pairs() -> Iterator[tuple[str, str, Any]]:
+    """Modules of MindSpore, a name in each, and what we have for it."""
+    for path in _DEFINED:
+        face = importlib.import_module(f"unisono.{path}")
+        for name in {*face.__all__, "TCPStore"} & set(dir(face)):
+            yield path, name, getattr(face, name)
+    parameters = importlib.import_module("unisono.mindspore._patch.parameters")
+    yield "mindspore.graph.api", "_build_broadcast_graph", parameters.broadcast_parameters
+
+
+def swap(modules: Iterable[object], table: Mapping[int, tuple[Any, Any]]) -> int:
+    """Put our things into modules that hold MindSpore's, and return into how many names."""
+    count = 0
+    for module in modules:
+        if isinstance(module, ModuleType) and not module.__name__.startswith("unisono."):
+            names = vars(module)
+            for name, thing in list(names.items()):
+                real, ours = table.get(id(thing), (None, None))
+                if real is not None and real is thing:
+                    names[name] = ours
+                    count += 1
+    return count
