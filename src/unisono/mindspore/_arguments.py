@@ -109,7 +109,7 @@ def empty_of(dtype: Any) -> Any:
     if library == "torch" and isinstance(dtype, sys.modules["torch"].dtype):
         return sys.modules["torch"].empty(0, dtype=dtype)
     if library == "mindspore" and hasattr(sys.modules["mindspore"], str(dtype).lower()):
-        return sys.modules["mindspore"].mint.empty(0, dtype=dtype)
+        return sys.modules["mindspore"].Tensor([], dtype)
     scalar = isinstance(dtype, type) and issubclass(dtype, np.generic)
     named = isinstance(getattr(dtype, "dtype", dtype), np.dtype)  # jax.numpy's have `dtype`
     if scalar or (named and not buffers.is_tensor(dtype)):

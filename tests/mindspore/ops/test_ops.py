@@ -384,7 +384,6 @@ def test_names() -> None:
     for module, name, nearest in [
         (comm, "all_to_all_single_with_output_shape", "all_to_all_single"),
         (comm, "all_reduces", "all_reduce"),
-        (ops, "NeighborExchange", "BatchISendIRecv"),
         (ops, "AllGathers", "AllGather"),
     ]:
         assert not hasattr(module, name)

@@ -10,7 +10,7 @@ from unisono.core import buffers, dispatch, packing
 from unisono.core.arguments import as_ints, check_length, check_list, shape_of, split_counts
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError
-from unisono.mindspore._arguments import check_bool, check_integer
+from unisono.mindspore._arguments import blocking, check_integer, view
 from unisono.mindspore._gradients import differentiable, writes
 from unisono.mindspore._groups import resolve_group
 from unisono.mindspore._handles import CommHandle, handle_of
@@ -30,7 +30,7 @@ def all_to_all_with_output_shape(
     async_op: bool = False,
 ) -> tuple[tuple[Any, ...], CommHandle | None]:
     """Send entry j to rank j; shapes, or tensors that have them, say what each rank sends here."""
-    check_bool(async_op, "async_op")
+    waits = blocking(async_op)
     check_list(output_shape_list, "output_shape_list", (list, tuple))
     shapes = [_shape(entry) for entry in output_shape_list]
     source, sends = packing.pack(input_tensor_list)
@@ -39,7 +39,10 @@ def all_to_all_with_output_shape(
     check_length(sends, "input_tensor_list", members.size)
     outs = [buffers.output_like(input_tensor_list[0], shape) for shape in shapes]
     landing, receives = packing.unpack_buffers_on_completion([out.buffer for out in outs])
-    work = dispatch.all_to_all(members, source, landing, sends, receives, blocking=not async_op)
+    names = ("input_tensor_list", "the result")
+    work = dispatch.all_to_all(
+        members, source, landing, sends, receives, blocking=waits, names=names
+    )
     result = tuple(out.finish(work) for out in outs)
     return result, handle_of(work, result, async_op)
 
@@ -54,17 +57,20 @@ def all_to_all_single_with_output_shape(
     async_op: bool = False,
 ) -> tuple[Any, CommHandle | None]:
     """Send rows of `tensor` to each rank and join the rows received; splits count rows."""
-    check_bool(async_op, "async_op")
-    source, shape = buffers.view(tensor), _shape(output_shape)
+    source, shape, waits = view(tensor, "tensor"), _shape(output_shape), blocking(async_op)
+    splits = [] if input_split_sizes is None else as_ints(input_split_sizes, "input_split_sizes")
+    rows = [] if output_split_sizes is None else as_ints(output_split_sizes, "output_split_sizes")
     members = resolve_group(group)
     size = members.size
-    sends = split_counts(source.shape, source.count, input_split_sizes, size, "input_split_sizes")
-    rows = [] if output_split_sizes is None else as_ints(output_split_sizes, "output_split_sizes")
+    sends = split_counts(source.shape, source.count, splits, size, "input_split_sizes")
     if rows:  # they decide how many rows the result has, whatever output_shape says
         shape = (sum(rows), *shape[1:])
     receives = split_counts(shape, math.prod(shape), rows, size, "output_split_sizes")
     out = buffers.output_like(tensor, shape)
-    work = dispatch.all_to_all(members, source, out.buffer, sends, receives, blocking=not async_op)
+    names = ("tensor", "the result")
+    work = dispatch.all_to_all(
+        members, source, out.buffer, sends, receives, blocking=waits, names=names
+    )
     result = out.finish(work)
     return result, handle_of(work, result, async_op)
 
@@ -78,8 +84,8 @@ def all_to_all_v_c(
     async_op: bool = False,
 ) -> CommHandle | None:
     """Exchange rows into `output`; entry i * N + j of the matrix says how many i sends to j."""
-    check_bool(async_op, "async_op")
-    source, destination = buffers.view(input), buffers.view(output)
+    waits = blocking(async_op)
+    source, destination = view(input, "input"), view(output, "output")
     check_list(send_count_matrix, "send_count_matrix")
     for count in send_count_matrix:
         check_integer(count, "each entry of send_count_matrix")
@@ -104,7 +110,8 @@ def all_to_all_v_c(
         destination,
         [count * width for count in send_count_matrix[rank * size : (rank + 1) * size]],
         [count * width for count in send_count_matrix[rank::size]],
-        blocking=not async_op,
+        blocking=waits,
+        names=("input", "output"),
     )
     return handle_of(work, output, async_op)
 

@@ -11,7 +11,7 @@ from typing import Any
 from unisono.core import buffers, dispatch
 from unisono.core.arguments import equal_rows, shape_of
 from unisono.core.groups import Group
-from unisono.mindspore._arguments import ReduceOp, check_bool, operator, zeros_like
+from unisono.mindspore._arguments import ReduceOp, blocking, operator, view, zeros_like
 from unisono.mindspore._gradients import differentiable
 from unisono.mindspore._groups import resolve_group, resolve_root
 from unisono.mindspore._handles import CommHandle, handle_of
@@ -51,6 +51,8 @@ __all__ = [
     "batch_isend_irecv",
 ]
 
+_NAMES = ("tensor", "the result")  # what the caller calls source and destination
+
 
 @differentiable("unisono.mindspore.ops._collectives:AllReduce")
 def all_reduce(
@@ -60,11 +62,10 @@ def all_reduce(
     async_op: bool = False,
 ) -> tuple[Any, CommHandle | None]:
     """Combine `tensor` over the group into a new tensor on every rank."""
-    check_bool(async_op, "async_op")
-    out = buffers.output_like(tensor)
-    source, combine = buffers.view(tensor), operator(op)
+    source, combine, waits = view(tensor, "tensor"), operator(op), blocking(async_op)
     members = resolve_group(group)
-    work = dispatch.all_reduce(members, source, out.buffer, combine, blocking=not async_op)
+    out = buffers.output_like(tensor)
+    work = dispatch.all_reduce(members, source, out.buffer, combine, blocking=waits, names=_NAMES)
     result = out.finish(work)
     return result, handle_of(work, result, async_op)
 
@@ -76,11 +77,10 @@ def all_gather_into_tensor(
     async_op: bool = False,
 ) -> tuple[Any, CommHandle | None]:
     """Join every rank's tensor along the first dimension in a new tensor on every rank."""
-    check_bool(async_op, "async_op")
-    shape = shape_of(tensor)
+    source, waits = view(tensor, "tensor"), blocking(async_op)
     members = resolve_group(group)
-    out = buffers.output_like(tensor, _joined(shape, members.size))
-    work = dispatch.all_gather(members, buffers.view(tensor), out.buffer, blocking=not async_op)
+    out = buffers.output_like(tensor, _joined(shape_of(tensor), members.size))
+    work = dispatch.all_gather(members, source, out.buffer, blocking=waits, names=_NAMES)
     result = out.finish(work)
     return result, handle_of(work, result, async_op)
 
@@ -93,12 +93,12 @@ def reduce_scatter_tensor(
     async_op: bool = False,
 ) -> tuple[Any, CommHandle | None]:
     """Combine `tensor` over the group; each rank gets its part of the rows."""
-    check_bool(async_op, "async_op")
-    shape, combine = shape_of(tensor), operator(op)
+    source, combine, waits = view(tensor, "tensor"), operator(op), blocking(async_op)
     members = resolve_group(group)
-    out = buffers.output_like(tensor, (equal_rows(shape, members.size), *shape[1:]))
-    source = buffers.view(tensor)
-    work = dispatch.reduce_scatter(members, source, out.buffer, combine, blocking=not async_op)
+    out = buffers.output_like(tensor, _divided(shape_of(tensor), members.size))
+    work = dispatch.reduce_scatter(
+        members, source, out.buffer, combine, blocking=waits, names=_NAMES
+    )
     result = out.finish(work)
     return result, handle_of(work, result, async_op)
 
@@ -111,14 +111,14 @@ def reduce(
     group: str | Group | None = GlobalComm.WORLD_COMM_GROUP,
 ) -> Any:
     """Combine `tensor` over the group into a new tensor on world rank `dst`; zeros elsewhere."""
-    source, combine = buffers.view(tensor), operator(op)
+    source, combine = view(tensor, "tensor"), operator(op)
     members, root = resolve_root(group, dst, "dst")
     if members.rank != root:
         placeholder = zeros_like(tensor)
-        dispatch.reduce(members, source, None, combine, root)
+        dispatch.reduce(members, source, None, combine, root, names=_NAMES)
         return placeholder
     out = buffers.output_like(tensor)
-    dispatch.reduce(members, source, out.buffer, combine, root)
+    dispatch.reduce(members, source, out.buffer, combine, root, names=_NAMES)
     return out.finish()
 
 
@@ -127,10 +127,11 @@ def broadcast(
     tensor: Any, src: int = 0, group: str | Group | None = GlobalComm.WORLD_COMM_GROUP
 ) -> Any:
     """Return what world rank `src` passed; the others pass a tensor of its shape and dtype."""
-    out = buffers.output_like(tensor)
+    source = view(tensor, "tensor")
     members, root = resolve_root(group, src, "src")
-    source = buffers.view(tensor) if members.rank == root else None
-    dispatch.broadcast(members, source, out.buffer, root)
+    out = buffers.output_like(tensor)
+    given = source if members.rank == root else None
+    dispatch.broadcast(members, given, out.buffer, root, names=_NAMES)
     return out.finish()
 
 
@@ -142,11 +143,11 @@ def scatter_tensor(
 
     Every rank passes a tensor of the full shape; only the values of `src` matter.
     """
-    shape = shape_of(tensor)
+    source = view(tensor, "tensor")
     members, root = resolve_root(group, src, "src")
-    out = buffers.output_like(tensor, (equal_rows(shape, members.size), *shape[1:]))
-    source = buffers.view(tensor) if members.rank == root else None
-    dispatch.scatter(members, source, out.buffer, root)
+    out = buffers.output_like(tensor, _divided(shape_of(tensor), members.size))
+    given = source if members.rank == root else None
+    dispatch.scatter(members, given, out.buffer, root, names=_NAMES)
     return out.finish()
 
 
@@ -155,14 +156,14 @@ def gather_into_tensor(
     tensor: Any, dst: int = 0, group: str | Group | None = GlobalComm.WORLD_COMM_GROUP
 ) -> Any:
     """Join every rank's tensor along the first dimension on world rank `dst`; zeros elsewhere."""
-    shape, source = shape_of(tensor), buffers.view(tensor)
+    source = view(tensor, "tensor")
     members, root = resolve_root(group, dst, "dst")
     if members.rank != root:
         placeholder = zeros_like(tensor)
-        dispatch.gather(members, source, None, root)
+        dispatch.gather(members, source, None, root, names=_NAMES)
         return placeholder
-    out = buffers.output_like(tensor, _joined(shape, members.size))
-    dispatch.gather(members, source, out.buffer, root)
+    out = buffers.output_like(tensor, _joined(shape_of(tensor), members.size))
+    dispatch.gather(members, source, out.buffer, root, names=_NAMES)
     return out.finish()
 
 
@@ -174,3 +175,8 @@ def barrier(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> None:
 def _joined(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
     """The shape of `size` such tensors, one after the other; one without dimensions is a row."""
     return (shape[0] * size, *shape[1:]) if shape else (size,)
+
+
+def _divided(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """The shape of one of `size` equal parts of the rows."""
+    return (equal_rows(shape, size, "tensor"), *shape[1:])

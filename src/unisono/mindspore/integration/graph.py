@@ -8,6 +8,7 @@ with `side_effect_io` run in the order of the program and are never left out, an
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,8 +100,19 @@ class _Operator(ops.Custom):  # type: ignore[misc]
         self._scalar_dtype = scalar
 
     def get_bprop(self) -> Any:
-        """The backward, which the compiler asks for when it differentiates."""
-        return self.backward()
+        """The backward, which the compiler asks for when it differentiates.
+
+        It starts after the operator itself has ended: a gradient need not depend on the result,
+        and on another rank it may come later.
+        """
+        backward = self.backward()
+        if len(inspect.signature(backward).parameters) != 3:
+            return backward
+
+        def after_forward(operand: Any, result: Any, gradient: Any) -> Any:
+            return backward(operand, result, ops.depend(gradient, result))
+
+        return after_forward
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from unisono.core import buffers, dispatch, packing
-from unisono.core.arguments import as_ints, equal_rows, shape_of
+from unisono.core.arguments import as_ints, check_length, equal_rows, shape_of
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError
-from unisono.mindspore._arguments import ReduceOp, check_bool, check_integer, operator
+from unisono.mindspore._arguments import ReduceOp, check_bool, check_integer, operator, view
 from unisono.mindspore._gradients import differentiable
 from unisono.mindspore._groups import resolve_group
 from unisono.mindspore.communication import comm_func
@@ -40,6 +40,8 @@ __all__ = [
     "ReduceScatterV",
     "RowExchange",
 ]
+
+_NAMES = ("input_x", "the result")  # what the caller calls source and destination
 
 
 class AlltoAll(OperatorPrimitive):
@@ -93,7 +95,7 @@ def _exchange_blocks(
     split, concat = _dimensions(split_count, split_dim, concat_dim, shape, members.size)
     block, whole = _shapes_of_blocks(shape, split, concat, members.size)
     out = buffers.output_like(tensor, whole)
-    source = buffers.view(tensor)
+    source = view(tensor, "input_x")
     # Blocks are not contiguous unless the first dimension is cut, so NumPy packs them.
     cut = np.split(source.array.reshape(shape), members.size, axis=split)
     packed, counts = packing.pack([np.ascontiguousarray(part) for part in cut])
@@ -247,7 +249,10 @@ def _exchange(
     members = resolve_group(group)
     _check_flat(tensor)
     out = buffers.output_like(tensor, (sum(receives),))
-    dispatch.all_to_all(members, buffers.view(tensor), out.buffer, sends, receives)
+    check_length(sends, "send_numel_list", members.size)
+    check_length(receives, "recv_numel_list", members.size)
+    source = view(tensor, "input_x")
+    dispatch.all_to_all(members, source, out.buffer, sends, receives, names=_NAMES)
     return out.finish()
 
 
@@ -281,7 +286,8 @@ def _gather(tensor: Any, counts: Any, group: str | Group | None) -> Any:
     members = resolve_group(group)
     _check_flat(tensor)
     out = buffers.output_like(tensor, (sum(counts),))
-    dispatch.all_gather(members, buffers.view(tensor), out.buffer, counts)
+    check_length(counts, "output_split_sizes", members.size)
+    dispatch.all_gather(members, view(tensor, "input_x"), out.buffer, counts, names=_NAMES)
     return out.finish()
 
 
@@ -312,8 +318,10 @@ class FlatReduceScatter(CommunicationPrimitive):
 def _reduce_scatter(tensor: Any, counts: Any, op: str, group: str | Group | None) -> Any:
     members = resolve_group(group)
     _check_flat(tensor)
+    check_length(counts, "input_split_sizes", members.size)
     out = buffers.output_like(tensor, (counts[max(members.rank, 0)],))
-    dispatch.reduce_scatter(members, buffers.view(tensor), out.buffer, operator(op), counts)
+    source = view(tensor, "input_x")
+    dispatch.reduce_scatter(members, source, out.buffer, operator(op), counts, names=_NAMES)
     return out.finish()
 
 

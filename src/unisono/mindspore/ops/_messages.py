@@ -10,7 +10,7 @@ from unisono.core import buffers, dispatch
 from unisono.core.arguments import as_ints
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError, Unsupported
-from unisono.mindspore._arguments import check_integer, empty_of
+from unisono.mindspore._arguments import check_integer, empty_of, view
 from unisono.mindspore._gradients import differentiable
 from unisono.mindspore._groups import resolve_root
 from unisono.mindspore.communication import comm_func
@@ -68,7 +68,7 @@ def _send(
     group_back: str | Group | None,
 ) -> Any:
     members, peer = resolve_root(group, dest_rank, "dest_rank")
-    dispatch.send(members, buffers.view(tensor), peer, sr_tag)
+    dispatch.send(members, view(tensor, "input_x"), peer, sr_tag, names=("input_x", ""))
     return tensor
 
 

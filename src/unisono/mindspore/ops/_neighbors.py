@@ -113,7 +113,7 @@ class _Borders(CommunicationPrimitive):
         send_lens: Sequence[int],
         recv_rank_ids: Sequence[int],
         recv_lens: Sequence[int],
-        data_format: str = "NCHW",
+        data_format: str,
         group: str | Group | None = WORLD,
     ) -> None:
         super().__init__(group)
