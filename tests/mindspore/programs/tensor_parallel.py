@@ -180,7 +180,7 @@ def main():
         weight = getattr(network, name)
         if name == "down":
             weight = weight.T.contiguous()
-        joined = comm_func.all_gather_into_tensor(Tensor(weight.asnumpy()), group)[0].asnumpy()
+        joined = ops.AllGather(group)(Tensor(weight.asnumpy())).asnumpy()
         whole[name] = joined.T if name == "down" else joined
     np.savez(f"{answers}{rank}.npz", **whole)
 
