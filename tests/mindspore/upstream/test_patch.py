@@ -135,6 +135,39 @@ assert get_world_size() == 2
     assert int(told[0].split()[5]) > 300
 
 
+QUIET = """
+import os
+os.environ["GLOG_v"] = "2"  # MindSpore writes its warnings
+import numpy as np
+import mindspore as ms
+from mindspore import Tensor, ops
+from mindspore.communication import get_rank, init
+from mindspore.communication.comm_func import all_reduce
+
+init()
+x = Tensor(np.ones(4, np.float32))
+sum_of = ops.AllReduce()
+
+def loss(x):
+    return sum_of(x).sum() + all_reduce(x)[0].sum()
+
+for mode in (ms.PYNATIVE_MODE, ms.GRAPH_MODE):
+    ms.set_context(mode=mode)
+    assert ms.grad(loss)(x).asnumpy().tolist() == [4.0] * 4
+    if get_rank() == 0:
+        ops.Send(0, 1)(x)
+    else:
+        ops.Receive(0, 0, [4], ms.float32)(x)
+"""
+
+
+def test_nothing_but_the_first_line_is_written(tmp_path: Path) -> None:
+    """MindSpore warns of what is deprecated, and we use none of it."""
+    done = run_by_unisono(PATCH, write(tmp_path, QUIET))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [FIRST_LINE]
+
+
 @pytest.mark.thorough
 def test_msrun(tmp_path: Path, port: str) -> None:
     """Another launcher, an unchanged script; the scheduler, which is no rank, ends with 0."""
