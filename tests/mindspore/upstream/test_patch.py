@@ -29,6 +29,7 @@ from mindspore import Tensor, mint, ops
 from mindspore.communication import GlobalComm, create_group, get_group_size, get_rank, init
 from mindspore.communication.comm_func import all_reduce
 from mindspore.ops import operations as P
+from mindspore.ops._primitive_cache import _get_cache_prim
 
 assert not GlobalComm.INITED and not ms.communication._comm_helper._is_initialized()
 init()
@@ -40,7 +41,8 @@ x = Tensor(np.arange(4, dtype=np.float32) + rank)
 total = [1.0, 3.0, 5.0, 7.0]
 assert all_reduce(x)[0].asnumpy().tolist() == total
 assert ms.ops.communication.all_reduce is not all_reduce
-for primitive in (ops.AllReduce(), P.AllReduce(), P.comm_ops.AllReduce("sum")):
+cached = _get_cache_prim(ops.AllReduce)("sum")
+for primitive in (ops.AllReduce(), P.AllReduce(), P.comm_ops.AllReduce("sum"), cached):
     assert primitive(x).asnumpy().tolist() == total
 in_place = x.copy()
 mint.distributed.all_reduce(in_place)
