@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.helpers import mindspore_programs
 from tests.helpers.mindspore_jobs import run_as_msrun, run_by_unisono
+from tests.helpers.mindspore_programs import reference, task
 from tests.helpers.thorough import essential_rows
-from tests.mindspore import programs
-from tests.mindspore.programs import reference, task
 
 pytest.importorskip("mindspore")
 
 PATCH = ["--patch", "mindspore"]
 PYNATIVE, GRAPH = "PYNATIVE_MODE", "GRAPH_MODE"
-FOLDER = Path(programs.__file__).parent
+FOLDER = Path(mindspore_programs.__file__).parent
 
 #: Sums of float32 in another order, in five steps: the largest difference seen is 2e-6. Each of the
 #: weights moves by a thousand times as much as is allowed here.

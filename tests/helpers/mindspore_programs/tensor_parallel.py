@@ -176,12 +176,12 @@ def main():
     for x, y in batches():
         step(Tensor(np.split(x, parts)[part]), Tensor(np.split(y, parts)[part]))
     whole = {name: getattr(network, name).asnumpy() for name in ("embed", "down_bias")}
-    for name in ("up", "up_bias", "down"):
-        weight = getattr(network, name)
-        if name == "down":
-            weight = weight.T.contiguous()
-        joined = ops.AllGather(group)(Tensor(weight.asnumpy())).asnumpy()
-        whole[name] = joined.T if name == "down" else joined
+    for name, axis in (("up", 0), ("up_bias", 0), ("down", 1)):
+        # Not AllGather: MindSpore itself has none for such a group on a CPU.
+        parts = [np.zeros_like(getattr(network, name).asnumpy())] * get_group_size(group)
+        parts[get_rank(group)] = getattr(network, name).asnumpy()
+        joined = Tensor(np.concatenate(parts, axis))
+        whole[name] = ops.AllReduce(group=group)(joined).asnumpy()
     np.savez(f"{answers}{rank}.npz", **whole)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.mindspore.programs import task
+from tests.helpers.mindspore_programs import task
 
 __all__ = ["attention", "layers", "network"]
 
