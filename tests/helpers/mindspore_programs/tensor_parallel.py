@@ -177,7 +177,7 @@ def main():
         step(Tensor(np.split(x, parts)[part]), Tensor(np.split(y, parts)[part]))
     whole = {name: getattr(network, name).asnumpy() for name in ("embed", "down_bias")}
     for name, axis in (("up", 0), ("up_bias", 0), ("down", 1)):
-        # Not AllGather: MindSpore itself has none for such a group on a CPU.
+        # Not AllGather: on a CPU, MindSpore itself has it for the world only.
         parts = [np.zeros_like(getattr(network, name).asnumpy())] * get_group_size(group)
         parts[get_rank(group)] = getattr(network, name).asnumpy()
         joined = Tensor(np.concatenate(parts, axis))
