@@ -27,7 +27,7 @@ def is_recording() -> bool:
 
 @functools.cache
 def _executor() -> Any:
-    return importlib.import_module("mindspore.common.api")._pynative_executor
+    return importlib.import_module("mindspore.graph.api")._pynative_executor
 
 
 def differentiable(

@@ -146,6 +146,12 @@ from mindspore.dataset.dataloader import distributed
 from mindspore.nn.wrap import grad_reducer
 assert grad_reducer.get_group_size() == 2
 assert distributed.ms.mint.distributed.get_rank() == get_rank()
+# Its cache makes our primitives as well as its own.
+from mindspore.ops._primitive_cache import _get_cache_prim
+from unisono.mindspore import ops
+x = ms.Tensor([1.0])
+assert _get_cache_prim(ops.AllReduce)("sum")(x).asnumpy().tolist() == [2.0]
+assert _get_cache_prim(ms.ops.ReduceSum)(False)(x, 0).asnumpy() == 1.0
 # What MindSpore offers to programs is its own still.
 for thing in (ms.communication.init, ms.ops.AllReduce, ms.mint.distributed.all_reduce):
     assert thing.__module__.startswith("mindspore."), thing

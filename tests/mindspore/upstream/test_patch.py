@@ -29,6 +29,7 @@ from mindspore import Tensor, mint, ops
 from mindspore.communication import GlobalComm, create_group, get_group_size, get_rank, init
 from mindspore.communication.comm_func import all_reduce
 from mindspore.ops import operations as P
+from mindspore.ops._primitive_cache import _get_cache_prim
 
 assert not GlobalComm.INITED and not ms.communication._comm_helper._is_initialized()
 init()
@@ -40,7 +41,8 @@ x = Tensor(np.arange(4, dtype=np.float32) + rank)
 total = [1.0, 3.0, 5.0, 7.0]
 assert all_reduce(x)[0].asnumpy().tolist() == total
 assert ms.ops.communication.all_reduce is not all_reduce
-for primitive in (ops.AllReduce(), P.AllReduce(), P.comm_ops.AllReduce("sum")):
+cached = _get_cache_prim(ops.AllReduce)("sum")
+for primitive in (ops.AllReduce(), P.AllReduce(), P.comm_ops.AllReduce("sum"), cached):
     assert primitive(x).asnumpy().tolist() == total
 in_place = x.copy()
 mint.distributed.all_reduce(in_place)
@@ -133,6 +135,39 @@ assert get_world_size() == 2
     assert told[0].startswith(f"[0] {PATCHED}")
     assert told[0].endswith(" names now use unisono (engine shm)")
     assert int(told[0].split()[5]) > 300
+
+
+QUIET = """
+import os
+os.environ["GLOG_v"] = "2"  # MindSpore writes its warnings
+import numpy as np
+import mindspore as ms
+from mindspore import Tensor, ops
+from mindspore.communication import get_rank, init
+from mindspore.communication.comm_func import all_reduce
+
+init()
+x = Tensor(np.ones(4, np.float32))
+sum_of = ops.AllReduce()
+
+def loss(x):
+    return sum_of(x).sum() + all_reduce(x)[0].sum()
+
+for mode in (ms.PYNATIVE_MODE, ms.GRAPH_MODE):
+    ms.set_context(mode=mode)
+    assert ms.grad(loss)(x).asnumpy().tolist() == [4.0] * 4
+    if get_rank() == 0:
+        ops.Send(0, 1)(x)
+    else:
+        ops.Receive(0, 0, [4], ms.float32)(x)
+"""
+
+
+def test_nothing_but_the_first_line_is_written(tmp_path: Path) -> None:
+    """MindSpore warns of what is deprecated, and we use none of it."""
+    done = run_by_unisono(PATCH, write(tmp_path, QUIET))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [FIRST_LINE]
 
 
 @pytest.mark.thorough

@@ -8,6 +8,7 @@ import sys
 
 from unisono.core import environment, registry
 from unisono.errors import LaunchError, UnisonoError
+from unisono.mindspore._patch.cache import let_cache_make_ours
 from unisono.mindspore._patch.graphs import prepare_graphs
 from unisono.mindspore._patch.imports import after_import
 from unisono.mindspore._patch.internals import take_over
@@ -36,6 +37,7 @@ def patch_when_imported() -> None:
 def _patch_all() -> int:
     count = swap(list(sys.modules.values()), replacements())
     prepare_graphs()
+    let_cache_make_ours()
     refuse_other_modes()
     return count
 

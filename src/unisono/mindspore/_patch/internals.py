@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+from unisono.mindspore._patch.cache import let_cache_make_ours
 from unisono.mindspore._patch.graphs import prepare_graphs
 from unisono.mindspore._patch.imports import after_import
 from unisono.mindspore._patch.modes import refuse_other_modes
@@ -69,6 +70,7 @@ def _is_installed() -> bool:
 def _take_over() -> None:
     global _has_taken_over
     prepare_graphs()
+    let_cache_make_ours()
     manager = importlib.import_module("mindspore._c_expression").CollectiveManager
     if manager.get_instance().initialized():
         return  # MindSpore has a world, which its code belongs to

@@ -144,7 +144,7 @@ def _with_numpy_dtypes(value: Any) -> Any:
     if not isinstance(value, mindspore.Type):
         return value
     own = value is mindspore.bfloat16
-    return np.dtype(ml_dtypes.bfloat16 if own else mindspore.dtype_to_nptype(value))
+    return np.dtype(ml_dtypes.bfloat16 if own else str(value).lower())
 
 
 # MindSpore has its own NumPy dtype for bfloat16, with the same bits as that of ml_dtypes. What a
