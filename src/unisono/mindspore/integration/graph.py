@@ -14,7 +14,7 @@ from typing import Any
 import mindspore
 import ml_dtypes
 import numpy as np
-from mindspore import Tensor, ops
+from mindspore import ops
 
 from unisono.errors import Unsupported
 from unisono.mindspore.ops._primitive import CommunicationPrimitive, NoBackward
@@ -52,8 +52,10 @@ class _Operator(ops.Custom):  # type: ignore[misc]
             **{name: _with_numpy_dtypes(value) for name, value in kwargs.items()},
         )
 
-        def kernel(*arrays: Any) -> Any:
-            result = own(*map(_to_own, arrays))
+        self.scalar_dtypes: set[Any] = set()
+
+        def kernel(*operands: Any) -> Any:
+            result = own(*(_to_own(self.as_array(operand)) for operand in operands))
             return tuple(map(_to_theirs, result)) if type(result) is tuple else _to_theirs(result)
 
         # MindSpore wants something for shape and dtype; `__infer__` answers in their place.
@@ -67,8 +69,10 @@ class _Operator(ops.Custom):  # type: ignore[misc]
         """Tell the compiler the shape and dtype of the result."""
         self.add_prim_attr("inputs_num", len(operands))
         shapes = [tuple(operand["shape"]) for operand in operands]
-        for shape in shapes:
+        for shape, operand in zip(shapes, operands, strict=True):
             _check_shape(self.name, shape)
+            if not shape:
+                self.scalar_dtypes.add(_with_numpy_dtypes(operand["dtype"].element_type()))
         shape = self.result_shapes(*shapes)
         dtype = self.result_dtypes(*(operand["dtype"] for operand in operands))
         if not isinstance(shape, list):
@@ -79,9 +83,27 @@ class _Operator(ops.Custom):  # type: ignore[misc]
         dtypes = tuple(dtype) if isinstance(dtype, list) else (dtype,) * len(shape)
         return {"shape": tuple(shape), "dtype": dtypes, "value": None}
 
+    def as_array(self, operand: Any) -> Any:
+        """An operand as an array: MindSpore gives a kernel plain numbers for no dimensions."""
+        if isinstance(operand, np.ndarray):
+            return operand
+        if len(self.scalar_dtypes) > 1:
+            raise Unsupported(
+                f"{self.name} in graphs was given tensors without dimensions of several dtypes, "
+                "which MindSpore does not tell apart; use one object for each dtype, or reshape "
+                "to (1,)"
+            )
+        return np.array(operand, *self.scalar_dtypes)
+
     def get_bprop(self) -> Any:
         """The backward, which the compiler asks for when it differentiates."""
-        return self.backward()
+        backward = self.backward()
+
+        def after_forward(operand: Any, result: Any, gradient: Any) -> Any:
+            # MindSpore orders forward calls, and backward ones, but not these after those.
+            return backward(operand, result, ops.depend(gradient, result))
+
+        return after_forward
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self
@@ -113,7 +135,8 @@ def _with_numpy_dtypes(value: Any) -> Any:
     return np.dtype(ml_dtypes.bfloat16 if own else mindspore.dtype_to_nptype(value))
 
 
-# MindSpore has its own NumPy dtype for bfloat16, with the same bits as that of ml_dtypes.
+# MindSpore has its own NumPy dtype for bfloat16, with the same bits as that of ml_dtypes. What a
+# kernel returns is copied bit by bit, but may have neither of the two.
 
 
 def _to_own(array: Any) -> Any:
@@ -123,7 +146,4 @@ def _to_own(array: Any) -> Any:
 
 
 def _to_theirs(array: Any) -> Any:
-    return array.view(np.uint16).view(_BFLOAT16) if array.dtype == ml_dtypes.bfloat16 else array
-
-
-_BFLOAT16 = Tensor([0.0], mindspore.bfloat16).asnumpy().dtype
+    return array.view(np.uint16) if array.dtype == ml_dtypes.bfloat16 else array
