@@ -17,9 +17,19 @@ from mindspore import Tensor, nn
 from unisono.core.groups import Group
 from unisono.mindspore import ops
 from unisono.mindspore.communication import comm_func, create_group, get_rank, init
-from unisono.mindspore.ops import communication
 
-__all__ = ["CASES", "AsCell", "MODES", "SCALARS", "Case", "Loss", "Place", "in_mode", "operand", "place_of"]
+__all__ = [
+    "CASES",
+    "AsCell",
+    "MODES",
+    "SCALARS",
+    "Case",
+    "Loss",
+    "Place",
+    "in_mode",
+    "operand",
+    "place_of",
+]
 
 #: How MindSpore runs a function: call by call, as a graph by its mode, as a graph by decorator.
 MODES = ("PyNative", "graph", "jit")
@@ -193,9 +203,7 @@ def _list_exchange(place: Place) -> Case:
     group = place.group
 
     def call(x: Any) -> Any:
-        parts = []
-        for index in range(len(sends)):
-            parts.append(x[ends[index] - sends[index] : ends[index]])
+        parts = [x[end - count : end] for end, count in zip(ends, sends)]  # noqa: B905
         return mindspore.ops.cat(comm_func.all_to_all_with_output_shape(shapes, parts, group)[0])
 
     return Case(call, (sum(sends),))
@@ -226,28 +234,6 @@ def _function(function: Callable[..., Any], place: Place, *args: Any, first: boo
             return function(x, *args, group)
 
     return Case(call, place.rows)
-
-
-def _switched(name: str, place: Place) -> Case:
-    """A function of ops.communication that returns a new tensor."""
-    function, group, rows = getattr(communication, name), place.group, place.rows
-
-    def both(x: Any) -> Any:
-        return function(None, x, group=group)[0]
-
-    def one(x: Any) -> Any:
-        return function(x, group=group)[0]
-
-    call = one if name == "all_reduce" else both
-
-    def switched(x: Any) -> Any:
-        communication.set_comm_ops_inplace(False, [name])
-        try:
-            return call(x)
-        finally:
-            communication.set_comm_ops_inplace(True, [name])
-
-    return Case(switched, rows)
 
 
 _OPERATORS = ("sum", "max", "min", "prod", "avg")
@@ -313,4 +299,11 @@ CASES: dict[str, Callable[[Place], Case]] = {
 }
 
 #: Those that take a tensor without dimensions.
-SCALARS = ("AllReduce sum", "AllReduce max", "AllGather", "Broadcast", "Reduce sum", "CollectiveGather")
+SCALARS = (
+    "AllReduce sum",
+    "AllReduce max",
+    "AllGather",
+    "Broadcast",
+    "Reduce sum",
+    "CollectiveGather",
+)

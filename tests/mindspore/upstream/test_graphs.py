@@ -249,7 +249,7 @@ def test_dtypes(all_worlds: worlds.Worlds, name: str, mode: str) -> None:
         rows = [[min(rank, 1), 1, 0] for rank in range(3)]
     for answer in all_worlds.run("shm", 3, of_dtype, name, mode):
         *totals, joined = answer["results"]
-        assert joined.tolist() == sum(rows, [])
+        assert joined.tolist() == np.concatenate(rows).tolist()
         assert [total.tolist() for total in totals] == ([] if name == "bool_" else [[3, 3, 0]])
 
 
@@ -313,7 +313,9 @@ def test_bad_calls_are_the_same_errors_in_graphs(all_worlds: worlds.Worlds, mode
         for name in ("rows", "operator", "group", "root", "split_count"):
             assert found[name, mode][0] == found[name, "PyNative"][0] != "nothing", (name, found)
         assert found["empty", "PyNative"][0] == "nothing"
-        assert found["empty", mode][0] == "Unsupported" and "empty tensor" in found["empty", mode][1]
+        assert (
+            found["empty", mode][0] == "Unsupported" and "empty tensor" in found["empty", mode][1]
+        )
         assert found["handle", mode][0] == "Unsupported"
         assert "async_op=True is not possible in a graph" in found["handle", mode][1]
         assert found["after", mode][1] == "18.0"  # 3 ranks of 6 ones
