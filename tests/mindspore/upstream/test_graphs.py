@@ -19,6 +19,7 @@ from mindspore import Tensor, nn  # noqa: E402  (after the check for MindSpore)
 from tests.helpers import worlds  # noqa: E402
 from tests.helpers.jobs import Ranks  # noqa: E402
 from tests.helpers.mindspore_cases import AsCell, in_mode, place_of  # noqa: E402
+from tests.helpers.thorough import essential  # noqa: E402
 from unisono.core import dispatch  # noqa: E402
 from unisono.core.groups import Group  # noqa: E402
 from unisono.errors import UnisonoError  # noqa: E402
@@ -178,7 +179,7 @@ def _graph_step(network: Any, loss: Any, x: Any) -> Any:
     return forward(x), value, gradient, forward(gradient)
 
 
-@pytest.mark.parametrize("mode", ["jit", "graph"])
+@pytest.mark.parametrize("mode", essential(1, ["jit", "graph"]))
 @pytest.mark.parametrize("name", NETWORKS)
 def test_calls_run_in_the_order_of_the_program(
     all_worlds: worlds.Worlds, name: str, mode: str
@@ -241,7 +242,7 @@ def of_dtype(world: Group, name: str, mode: str) -> dict[str, Any]:
     return {"results": [result.astype(mindspore.float32).asnumpy() for result in results]}
 
 
-@pytest.mark.parametrize("mode", ["graph", "jit"])
+@pytest.mark.parametrize("mode", essential(1, ["jit", "graph"]))
 @pytest.mark.parametrize("name", DTYPES)
 def test_dtypes(all_worlds: worlds.Worlds, name: str, mode: str) -> None:
     rows = [[rank, 1, 0] for rank in range(3)]
@@ -307,7 +308,7 @@ def refused(world: Group, mode: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("mode", ["graph", "jit"])
+@pytest.mark.parametrize("mode", essential(1, ["graph", "jit"]))
 def test_bad_calls_are_the_same_errors_in_graphs(all_worlds: worlds.Worlds, mode: str) -> None:
     for found in all_worlds.run("shm", 3, refused, mode):
         for name in ("rows", "operator", "group", "root", "split_count"):
