@@ -23,8 +23,8 @@ from tests.helpers.mindspore_cases import (  # noqa: E402
     operand,
     place_of,
 )
+from tests.helpers.mindspore_jobs import run_job  # noqa: E402
 from tests.helpers.thorough import essential, essential_rows  # noqa: E402
-from tests.mindspore.upstream.test_ops import run_job  # noqa: E402
 from unisono.core.groups import Group  # noqa: E402
 from unisono.mindspore import ops  # noqa: E402
 from unisono.mindspore.communication import comm_func  # noqa: E402

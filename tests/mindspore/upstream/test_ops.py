@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +17,7 @@ from mindspore.mint import distributed as real_mint  # noqa: E402
 from mindspore.ops import communication as real_communication  # noqa: E402
 
 import unisono  # noqa: E402
-from unisono.launch.process import ReservedPort  # noqa: E402
+from tests.helpers.mindspore_jobs import run_job  # noqa: E402
 from unisono.mindspore import ops  # noqa: E402
 from unisono.mindspore.communication import get_rank  # noqa: E402
 from unisono.mindspore.mint import distributed as mint  # noqa: E402
@@ -172,42 +168,6 @@ seen["mint broadcast"] = x
 with open(sys.argv[1] + str(rank), "w") as file:
     json.dump({{name: result.asnumpy().tolist() for name, result in seen.items()}}, file)
 """
-
-
-def run_job(program: str, answers: Path) -> list[dict[str, Any]]:
-    """Two workers and the scheduler, as msrun would start them."""
-    script = answers.with_suffix(".py")
-    script.write_text(program)
-    held = ReservedPort()
-    common = {
-        **os.environ,
-        "MS_WORKER_NUM": "2",
-        "MS_SCHED_HOST": "127.0.0.1",
-        "MS_SCHED_PORT": str(held),
-        "GLOG_v": "3",
-        "PYTHONPATH": str(Path(unisono.__file__).parents[1]),  # absolute: the ranks run elsewhere
-    }
-    roles = [{"MS_ROLE": "MS_SCHED"}]
-    roles += [{"MS_ROLE": "MS_WORKER", "MS_NODE_ID": str(rank)} for rank in range(2)]
-    scheduler, *workers = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(answers)],
-            env={**common, **role},
-            cwd=answers.parent,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE if role["MS_ROLE"] == "MS_WORKER" else subprocess.DEVNULL,
-            text=True,
-        )
-        for role in roles
-    ]
-    try:
-        errors = [worker.communicate(timeout=120)[1] for worker in workers]
-        assert [worker.returncode for worker in workers] == [0, 0], errors
-    finally:
-        for process in (scheduler, *workers):
-            process.kill()  # the scheduler stays for a minute if nobody ends it
-            process.wait()
-    return [json.loads(answers.with_name(f"{answers.name}{rank}").read_text()) for rank in range(2)]
 
 
 @pytest.mark.thorough
