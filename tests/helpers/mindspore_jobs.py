@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import unisono
 from unisono.launch.process import ReservedPort
 
-__all__ = ["run_as_msrun", "run_by_unisono"]
+__all__ = ["run_as_msrun", "run_by_unisono", "run_job"]
 
 DEADLINE = 120
 
@@ -50,6 +52,14 @@ def run_as_msrun(script: Path, *arguments: str) -> None:
         for process in (scheduler, *workers):
             process.kill()  # the scheduler stays for a minute if nobody ends it
             process.wait()
+
+
+def run_job(program: str, answers: Path) -> list[dict[str, Any]]:
+    """What the two workers write as JSON to the path they are given, with their rank behind it."""
+    script = answers.with_suffix(".py")
+    script.write_text(program)
+    run_as_msrun(script, str(answers))
+    return [json.loads(answers.with_name(f"{answers.name}{rank}").read_text()) for rank in range(2)]
 
 
 def run_by_unisono(

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-from tests.helpers.mindspore_jobs import run_as_msrun
 
 mindspore = pytest.importorskip("mindspore")
 
@@ -20,6 +17,7 @@ from mindspore.mint import distributed as real_mint  # noqa: E402
 from mindspore.ops import communication as real_communication  # noqa: E402
 
 import unisono  # noqa: E402
+from tests.helpers.mindspore_jobs import run_job  # noqa: E402
 from unisono.mindspore import ops  # noqa: E402
 from unisono.mindspore.communication import get_rank  # noqa: E402
 from unisono.mindspore.mint import distributed as mint  # noqa: E402
@@ -170,13 +168,6 @@ seen["mint broadcast"] = x
 with open(sys.argv[1] + str(rank), "w") as file:
     json.dump({{name: result.asnumpy().tolist() for name, result in seen.items()}}, file)
 """
-
-
-def run_job(program: str, answers: Path) -> list[dict[str, Any]]:
-    script = answers.with_suffix(".py")
-    script.write_text(program)
-    run_as_msrun(script, str(answers))
-    return [json.loads(answers.with_name(f"{answers.name}{rank}").read_text()) for rank in range(2)]
 
 
 @pytest.mark.thorough
