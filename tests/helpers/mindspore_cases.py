@@ -176,6 +176,33 @@ def _send_and_receive(place: Place) -> Case:
     return Case(_itself, place.rows)
 
 
+def _neighbor_exchange(place: Place) -> Case:
+    """To the next rank of the group, from the one before: two different parts of the operand."""
+    after, before = (place.position + 1) % place.size, (place.position - 1) % place.size
+    ranks = [after, before] if place.size > 2 else [after]
+    shapes = [[2, 3], [1, 3]][: len(ranks)]
+    back = [*shapes[1:], shapes[0]] if len(ranks) > 1 else shapes
+    exchange = ops.NeighborExchange(ranks, ranks, back, shapes, mindspore.float64, place.group)
+
+    def call(x: Any) -> Any:
+        parts = exchange((x[:2], x[2:3])[: len(ranks)])
+        return parts[0] * 2 if len(ranks) == 1 else mindspore.ops.cat((parts[0], parts[1]))
+
+    return Case(call, place.rows)
+
+
+def _borders(place: Place) -> Case:
+    """A column of images, one on each rank, which get a row from above and two from below."""
+    above = place.position - 1
+    below = place.position + 1 if place.position + 1 < place.size else -1
+    ranks = [above, -1, -1, -1, below, -1, -1, -1]
+    sent = [2 if above >= 0 else 0, 1 if below >= 0 else 0, 0, 0]
+    received = [1 if above >= 0 else 0, 2 if below >= 0 else 0, 0, 0]
+    return Case(
+        ops.NeighborExchangeV2(ranks, sent, ranks, received, "NCHW", place.group), (1, 2, 3, 2)
+    )
+
+
 def _itself(x: Any) -> Any:
     return x
 
@@ -281,6 +308,11 @@ CASES: dict[str, Callable[[Place], Case]] = {
     ),
     "ReduceScatterV avg": lambda p: _with_counts(
         ops.ReduceScatterV("avg", p.group), (sum(p.lengths),), p.lengths
+    ),
+    "NeighborExchange": _neighbor_exchange,
+    "NeighborExchangeV2": _borders,
+    "ReduceScatterV max": lambda p: _with_counts(
+        ops.ReduceScatterV("max", p.group), (sum(p.lengths),), p.lengths
     ),
     "Send and Receive": _send_and_receive,
     "all_reduce": lambda p: _function(comm_func.all_reduce, p, "sum", first=True),

@@ -67,6 +67,8 @@ DIFFERENTIATED = {
         "Receive": "Send and Receive",
         "Reduce": "Reduce sum",
         "ReduceScatter": "ReduceScatter sum",
+        "NeighborExchange": "NeighborExchange",
+        "NeighborExchangeV2": "NeighborExchangeV2",
         "ReduceScatterV": "ReduceScatterV sum",
         "Send": "Send and Receive",
     },
@@ -83,35 +85,9 @@ DIFFERENTIATED = {
     },
 }
 
-#: Not decided yet: what writes into its argument, or sends. Move each to a table above or below.
-TO_DO = {
-    "ops": {"NeighborExchange", "NeighborExchangeV2"},
-    "comm_func": {"all_to_all_v_c", "batch_isend_irecv", "irecv", "isend", "recv", "send"},
-    "ops.communication": {
-        "all_gather",
-        "all_gather_into_tensor",
-        "all_gather_into_tensor_uneven",
-        "all_reduce",
-        "all_to_all",
-        "all_to_all_single",
-        "all_to_all_v_c",
-        "batch_isend_irecv",
-        "broadcast",
-        "gather",
-        "gather_into_tensor",
-        "irecv",
-        "isend",
-        "recv",
-        "reduce",
-        "reduce_scatter",
-        "reduce_scatter_tensor",
-        "reduce_scatter_tensor_uneven",
-        "scatter",
-        "scatter_tensor",
-        "send",
-    },
-}
-TO_DO["mint.distributed"] = TO_DO["ops.communication"]
+#: Return nothing that a gradient could come back through: the loss of this rank does not depend on
+#: what they do, as in torch.
+NO_RESULT = {"isend", "send"}
 
 MODULES = {
     "comm_func": comm_func,
@@ -121,28 +97,124 @@ MODULES = {
 }
 
 
-def _batch(x: Any) -> Any:
+def _neighbors() -> tuple[int, int]:
     rank, size = mint.get_rank(), mint.get_world_size()
-    primitive = ops.BatchISendIRecv(
-        ["isend", "irecv"], [(rank + 1) % size, (rank - 1) % size], [x.shape], [x.dtype]
-    )
+    return (rank + 1) % size, (rank - 1) % size
+
+
+def _batch(x: Any) -> Any:
+    after, before = _neighbors()
+    primitive = ops.BatchISendIRecv(["isend", "irecv"], [after, before], [x.shape], [x.dtype])
     return primitive((x,))[1]
+
+
+def _entries(x: Any) -> Any:
+    after, before = _neighbors()
+    sent, received = comm_func.P2POp("isend", x, after), comm_func.P2POp("irecv", x, before)
+    return comm_func.batch_isend_irecv([sent, received])[1]
+
+
+def _received(x: Any) -> Any:
+    after, before = _neighbors()
+    handle = comm_func.isend(x, after)
+    result = comm_func.recv(x, before)
+    handle.wait()
+    return result
+
+
+def _received_later(x: Any) -> Any:
+    after, before = _neighbors()
+    sending = comm_func.isend(x, after)
+    result, receiving = comm_func.irecv(x, before)
+    sending.wait()
+    receiving.wait()
+    return result
+
+
+def _zeros(*shape: int) -> Any:
+    return Tensor(np.zeros(shape))
+
+
+def _written(call: Callable[[Any, Any], Any], *shape: int) -> Callable[[Any], Any]:
+    """A function that gives its argument to `call` with a new tensor, and returns that tensor."""
+
+    def function(x: Any) -> Any:
+        out = _zeros(*shape)
+        call(out, x)
+        return out
+
+    return function
+
+
+def _written_list(call: Callable[[list[Any], Any], Any], *shape: int) -> Callable[[Any], Any]:
+    def function(x: Any) -> Any:
+        outs = [_zeros(*shape) for _ in range(3)]
+        call(outs, x)
+        return outs[0]
+
+    return function
+
+
+def _rows(x: Any) -> list[Any]:
+    return [x[:1], x[1:2], x[2:]]
+
+
+_COUNTED = _written(lambda out, x: comm_func.all_to_all_v_c(out, x, [1] * 9), 3, 2)
+
+
+def _in_place(module: Any) -> dict[str, Callable[[Any], Any]]:
+    """The functions that write into another tensor, each as one that returns that tensor."""
+    calls: dict[str, Callable[[Any], Any]] = {
+        "all_gather": _written_list(module.all_gather, 3, 2),
+        "all_gather_into_tensor": _written(module.all_gather_into_tensor, 9, 2),
+        "all_gather_into_tensor_uneven": _written(
+            lambda out, x: module.all_gather_into_tensor_uneven(out, x, [3, 3, 3]), 9, 2
+        ),
+        "all_to_all": _written_list(lambda outs, x: module.all_to_all(outs, _rows(x)), 1, 2),
+        "all_to_all_single": _written(module.all_to_all_single, 3, 2),
+        "gather": _written_list(lambda outs, x: module.gather(x, outs), 3, 2),
+        "reduce_scatter": _written(lambda out, x: module.reduce_scatter(out, _rows(x)), 1, 2),
+        "reduce_scatter_tensor": _written(module.reduce_scatter_tensor, 1, 2),
+        "reduce_scatter_tensor_uneven": _written(
+            lambda out, x: module.reduce_scatter_tensor_uneven(out, x, [1, 1, 1]), 1, 2
+        ),
+        "scatter": _written(lambda out, x: module.scatter(out, _rows(x)), 1, 2),
+    }
+    if module is communication:
+        calls["all_to_all_v_c"] = _written(
+            lambda out, x: module.all_to_all_v_c(out, x, [1] * 9), 3, 2
+        )
+        calls["gather_into_tensor"] = _written(module.gather_into_tensor, 9, 2)
+        calls["scatter_tensor"] = _written(module.scatter_tensor, 1, 2)
+    return calls
 
 
 #: Have no backward: Unsupported where they are differentiated.
 REFUSED: dict[str, dict[str, Callable[[Any], Any]]] = {
-    "ops": {
-        "BatchISendIRecv": _batch,
-        "ReduceScatterV": lambda x: ops.ReduceScatterV("max")(x.reshape((-1,)), [2, 2, 2]),
+    "ops": {"BatchISendIRecv": _batch},
+    "comm_func": {
+        "all_to_all_v_c": _COUNTED,
+        "batch_isend_irecv": _entries,
+        "irecv": _received_later,
+        "recv": _received,
     },
+    "ops.communication": _in_place(communication),
+    "mint.distributed": _in_place(mint),
 }
+
+#: Write into the tensor that they read, which keeps its history: the gradient passes as upstream.
+PASSING = {"all_reduce", "broadcast", "reduce"}
+#: Write into a tensor what another rank sent; of what it was before, nothing is left to depend on.
+OVERWRITING = {"batch_isend_irecv", "irecv", "recv"}
+IN_PLACE = ("ops.communication", "mint.distributed")
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_name_has_an_entry(module: str) -> None:
-    tables = (NO_TENSORS, DIFFERENTIATED.get(module, {}), TO_DO.get(module, {}))
-    entries = {name for table in (*tables, REFUSED.get(module, {})) for name in table}
-    assert set(MODULES[module].__all__) <= entries
+    tables = [NO_TENSORS, NO_RESULT, DIFFERENTIATED.get(module, {}), REFUSED[module]]
+    if module in IN_PLACE:
+        tables += [PASSING, OVERWRITING]
+    assert set(MODULES[module].__all__) <= {name for table in tables for name in table}
 
 
 def test_every_differentiated_name_has_a_case() -> None:
@@ -207,22 +279,40 @@ def refused(world: Group, module: str, name: str) -> tuple[str, str]:
         return type(error).__name__, str(error)
 
 
-#: Silently zero so far: take each away from here when it raises.
-STILL_ZERO = {("ops", "BatchISendIRecv")}
+@pytest.mark.parametrize("module", REFUSED)
+def test_names_without_a_backward_say_so(all_worlds: worlds.Worlds, module: str) -> None:
+    for name in REFUSED[module]:
+        for kind, text in all_worlds.run("shm", 3, refused, module, name):
+            assert kind == "Unsupported", (name, kind, text)
+            assert "no gradient passes through it" in text, (name, text)
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        pytest.param(
-            module,
-            name,
-            marks=[pytest.mark.xfail(strict=True)] if (module, name) in STILL_ZERO else [],
-        )
-        for module, calls in REFUSED.items()
-        for name in calls
-    ],
-)
-def test_names_without_a_backward_say_so(all_worlds: worlds.Worlds, module: str, name: str) -> None:
-    for kind, text in all_worlds.run("shm", 3, refused, module, name):
-        assert kind == "Unsupported" and "has no backward" in text, (kind, text)
+def passing(world: Group, module: str) -> dict[str, Any]:
+    """Gradients through the functions that write into the tensor that they read."""
+    place_of(world)
+    functions = MODULES[module]
+    calls = {
+        "all_reduce": functions.all_reduce,
+        "broadcast": lambda x: functions.broadcast(x, 0),
+        "reduce": lambda x: functions.reduce(x, 0),
+    }
+    found = {}
+    for name, call in calls.items():
+
+        def loss(x: Any, call: Any = call) -> Any:
+            y = x * 3
+            call(y)
+            return (y * 2).sum()
+
+        found[name] = mindspore.grad(loss)(Tensor(np.arange(6.0))).asnumpy()
+    return found
+
+
+@pytest.mark.parametrize("module", IN_PLACE)
+def test_gradients_pass_through_a_tensor_that_was_overwritten(
+    all_worlds: worlds.Worlds, module: str
+) -> None:
+    for found in all_worlds.run("shm", 3, passing, module):
+        assert set(found) == PASSING
+        for name, gradient in found.items():
+            np.testing.assert_array_equal(gradient, 6.0, err_msg=name)

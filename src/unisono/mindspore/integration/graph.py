@@ -71,6 +71,7 @@ class _Operator(ops.Custom):  # type: ignore[misc]
 
     def __infer__(self, *operands: dict[str, Any]) -> dict[str, Any]:
         """Tell the compiler the shape and dtype of the result."""
+        _use_one_thread()
         self.add_prim_attr("inputs_num", len(operands))
         shapes = [tuple(operand["shape"]) for operand in operands]
         for shape, operand in zip(shapes, operands, strict=True):
@@ -122,6 +123,17 @@ class _Operator(ops.Custom):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return self.primitive.__repr__(self)
+
+
+def _use_one_thread() -> None:
+    """Let MindSpore run the kernels of a graph one after the other, unless the program decided.
+
+    With several threads, calls that nothing orders (one after a gradient in the same graph, two
+    gradients) could run in one order here and in another on another rank.
+    """
+    configuration = mindspore.runtime.executor.RuntimeConf.get_instance()
+    if not configuration.is_dispatch_threads_num_configured():
+        configuration.set_dispatch_threads_num(1)
 
 
 def _check_shape(name: str, shape: Sequence[int]) -> None:

@@ -142,6 +142,8 @@ class NoBackward(CommunicationPrimitive):
     def backward(self) -> Callable[..., tuple[Any, ...]]:
         """The refusal itself."""
         refuse = self  # in a nested function, the compiler takes `self` for a network
+        if not self.is_operator:  # for any number of operands, which a graph could not compile
+            return lambda *values: (refuse(values[-1]),)
 
         def refused(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
             return (refuse(gradient),)
