@@ -2,8 +2,9 @@
 
 A graph sees a primitive as a custom operator, whose kernel is the primitive's own call on the
 operator's memory. Two of MindSpore's attributes keep the calls in order on every rank: operators
-with `side_effect_io` run in the order of the program and are never left out, and with
-`side_effect_backprop` their backwards run in the reverse order.
+with `side_effect_io` run in the order of the program, also where their result is not used, and with
+`side_effect_backprop` their backwards run in the reverse order. (Other combinations of MindSpore's
+attributes allow derivatives of a second order, but leave the backwards without an order.)
 """
 
 from __future__ import annotations
