@@ -48,8 +48,7 @@ def _pairs() -> Iterator[tuple[str, str, Any]]:
         for name in {*face.__all__, "TCPStore"} & set(dir(face)):
             yield path, name, getattr(face, name)
     parameters = importlib.import_module("unisono.mindspore._patch.parameters")
-    for path in ("mindspore.graph.api", "mindspore.common.api"):  # 2.10 moved it
-        yield path, "_build_broadcast_graph", parameters.broadcast_parameters
+    yield "mindspore.graph.api", "_build_broadcast_graph", parameters.broadcast_parameters
 
 
 def found(paths: Iterable[str]) -> Iterator[ModuleType]:

@@ -6,14 +6,12 @@ arguments and move memory, which it cannot translate; these only make operators.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import mindspore
 from mindspore import Tensor, ops
+from mindspore.graph._parse.resources import convert_object_map
 from mindspore.ops import constexpr
 
 from unisono.errors import Unsupported
@@ -307,7 +305,6 @@ def listed(tensors: Any) -> Any:
 
 def install() -> None:
     """Tell MindSpore's compiler what to read instead of our functions and classes."""
-    convert_object_map = _compilers_table()
     for function in (
         all_gather_into_tensor,
         all_reduce,
@@ -347,12 +344,3 @@ def install() -> None:
             thing = getattr(module, name)
             if callable(thing) and not isinstance(thing, type):
                 convert_object_map.setdefault(thing, _refused(name))
-
-
-def _compilers_table() -> dict[Any, Any]:
-    """What MindSpore's compiler reads instead of an object; 2.10 moved the module."""
-    for path in ("mindspore.graph._parse.resources", "mindspore._extends.parse.resources"):
-        with contextlib.suppress(ModuleNotFoundError):
-            table: dict[Any, Any] = importlib.import_module(path).convert_object_map
-            return table
-    raise Unsupported(f"graphs of MindSpore {mindspore.__version__} are not known to unisono")
