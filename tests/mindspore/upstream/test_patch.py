@@ -167,7 +167,12 @@ def test_nothing_but_the_first_line_is_written(tmp_path: Path) -> None:
     """MindSpore warns of what is deprecated, and we use none of it."""
     done = run_by_unisono(PATCH, write(tmp_path, QUIET))
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines() == [FIRST_LINE]
+    # Graphs run on one thread for the sake of order, which MindSpore finds too few, or too many.
+    about_threads = ("thread pool", "runtime_num_threads")
+    written = [
+        line for line in done.stderr.splitlines() if not any(word in line for word in about_threads)
+    ]
+    assert written == [FIRST_LINE]
 
 
 @pytest.mark.thorough
