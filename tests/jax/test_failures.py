@@ -53,6 +53,7 @@ def mismatch_while_nobody_waits(world):
     assert collectives.all_reduce(1.0) == 2.0
 
 
+@pytest.mark.thorough
 def test_mismatch_while_nobody_waits(all_worlds):
     all_worlds.run("shm", 2, mismatch_while_nobody_waits, of_its_own=True)
 
@@ -112,6 +113,7 @@ hear()
 """
 
 
+@pytest.mark.thorough
 def test_a_rank_that_does_not_come():
     with Ranks(2, LATE) as ranks:
         said = ranks[0].read()
@@ -157,6 +159,7 @@ print("the end")
 """
 
 
+@pytest.mark.thorough
 def test_a_script_may_end_while_a_program_runs(tmp_path):
     script = tmp_path / "left_running.py"
     script.write_text(LEFT_RUNNING)

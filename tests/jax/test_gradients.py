@@ -65,6 +65,7 @@ def second_order(world, name):
         check(name, jax.jit(slope), x, jax.jit(jax.grad(slope))(x), world)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", essential(1, COLLECTIVES))
 def test_second_order(all_worlds, name):
     all_worlds.run("shm", 2, second_order, name)
@@ -120,6 +121,7 @@ def ties_and_zeros(world):
     assert gradient.tolist() == [4.0, 4.0 * (world.rank == 0)]
 
 
+@pytest.mark.thorough
 def test_ties_of_max_and_zeros_of_prod(all_worlds):
     all_worlds.run("shm", 2, ties_and_zeros)
 
@@ -150,6 +152,7 @@ def in_loops(world):
                 np.testing.assert_allclose(way(function)(x), gradient, rtol=1e-12)
 
 
+@pytest.mark.thorough
 def test_loops_and_checkpoints(all_worlds):
     all_worlds.run("shm", 2, in_loops)
 

@@ -103,5 +103,6 @@ def large(world):
             np.testing.assert_allclose(result[:: 1 << 18], wanted, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_large_arrays_in_flight(all_worlds):
     all_worlds.run("shm", 2, large)

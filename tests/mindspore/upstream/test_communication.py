@@ -20,6 +20,7 @@ import mindspore.communication as their_communication  # noqa: E402  (after the 
 from mindspore.communication import comm_func as their_comm_func  # noqa: E402
 
 import unisono  # noqa: E402
+from tests.helpers.thorough import essential  # noqa: E402
 from unisono.mindspore import communication  # noqa: E402
 from unisono.mindspore.communication import comm_func, management  # noqa: E402
 
@@ -280,7 +281,7 @@ def flat(tensor: Any, dtype: Any) -> list[float]:
     return tensor.astype(mindspore.float32).asnumpy().ravel().tolist()
 
 
-@pytest.mark.parametrize("dtype_name", ["float32", "int32", "float16"])
+@pytest.mark.parametrize("dtype_name", essential(1, ["float32", "int32", "float16"]))
 @pytest.mark.parametrize("engine_name", ["threads", "shm"])
 def test_real_tensors(engine_name, dtype_name):
     outside, one, two = unisono.spawn(

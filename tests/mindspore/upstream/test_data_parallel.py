@@ -193,6 +193,7 @@ def uses(path: Path) -> set[str]:
     return found
 
 
+@pytest.mark.thorough
 def test_every_place_that_finds_primitives_by_a_module_is_known() -> None:
     found: dict[str, set[str]] = {"operators": set(), "ranks": set()}
     for path in own_code():

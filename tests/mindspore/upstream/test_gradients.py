@@ -153,6 +153,7 @@ def float32(world: Group) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.thorough
 def test_float32(all_worlds: worlds.Worlds) -> None:
     for found in all_worlds.run("shm", 3, float32):
         assert len(found) == len(CASES) - 1

@@ -181,7 +181,7 @@ def _graph_step(network: Any, loss: Any, x: Any) -> Any:
 
 
 @pytest.mark.parametrize("mode", essential(1, ["jit", "graph"]))
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", essential(2, NETWORKS))
 def test_calls_run_in_the_order_of_the_program(
     all_worlds: worlds.Worlds, name: str, mode: str
 ) -> None:

@@ -48,11 +48,8 @@ PROGRAMS = [
 ]
 #: One case of each program; then every variant in every mode, and with four ranks in one mode.
 ESSENTIAL = [
-    ("data_parallel", "careful", GRAPH, 2),
     ("tensor_parallel", "own", GRAPH, 2),
     ("zero", "3", GRAPH, 2),
-    ("sequence_parallel", "function", PYNATIVE, 2),
-    ("pipeline", "mint", PYNATIVE, 2),
 ]
 REST = [
     (name, variant, mode, ranks)

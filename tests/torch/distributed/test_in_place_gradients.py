@@ -242,6 +242,7 @@ def write_all(world, path):
     return found
 
 
+@pytest.mark.thorough
 def test_every_collective_warns(pool, meeting):
     for rank, found in enumerate(pool.run("shm", RANKS, write_all, meeting)):
         for verb in VERBS:
