@@ -27,6 +27,7 @@ __all__ = [
     "Output",
     "check_writable",
     "concatenated",
+    "expect_message",
     "unpack_into",
     "is_tensor",
     "output_like",
@@ -279,19 +280,39 @@ def _view_torch(tensor: Any) -> Buffer:
     plain = tensor.detach()
     packed = plain.clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
     overlapping = _overlaps_itself(tensor.shape, tensor.stride(), 1)
-    warning = None
+    unpack = _TorchUnpack(plain, packed)
     if tensor.requires_grad and torch.is_grad_enabled():
-        warning = _BackwardWarning(tensor)
-
-    def copy_back() -> None:
-        plain.copy_(packed)
-        if warning is not None:
-            warning.attach()
-
-    buffer = Buffer(packed.data_ptr(), packed.numel(), dtype, packed, not overlapping, copy_back)
+        unpack.warning = _BackwardWarning(tensor)
+    buffer = Buffer(packed.data_ptr(), packed.numel(), dtype, packed, not overlapping, unpack)
     if not tensor.is_cpu:
         _note_device(buffer, tensor)
     return buffer
+
+
+class _TorchUnpack:
+    """The copy back of a tensor that was packed."""
+
+    def __init__(self, plain: Any, packed: Any) -> None:
+        self._plain = plain
+        self._packed = packed
+        self.warning: _BackwardWarning | None = None
+
+    def __call__(self) -> None:
+        self._plain.copy_(self._packed)
+        if self.warning is not None:
+            self.warning.attach()
+
+
+def expect_message(buffer: Buffer) -> None:
+    """Let no backward warn that a message was received into this tensor.
+
+    A message is a new value, with a gradient of its own that the program sends back, as pipelines
+    do. A collective changes a value whose gradient then belongs to another program.
+    """
+    if isinstance(buffer.copy_back, _TorchUnpack):
+        buffer.copy_back.warning = None
+    elif isinstance(getattr(buffer.copy_back, "__self__", None), _BackwardWarning):
+        buffer.copy_back = None
 
 
 class _BackwardWarning:

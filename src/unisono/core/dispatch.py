@@ -300,6 +300,8 @@ def recv(
             _check_rank(group, peer, "peer")
         _check_tag(tag)
         buffers.check_writable(destination, names[1])
+        if destination.copy_back is not None:
+            buffers.expect_message(destination)
         caller = _caller(group, engine, blocking, timeout, message=True)
         call = Call.recv(caller, destination, peer, tag)
         return _finish(engine.recv(call), call, group)

@@ -243,12 +243,13 @@ def write_all(world, path):
 
 
 @pytest.mark.thorough
-def test_every_collective_warns(pool, meeting):
+def test_every_collective_warns_and_a_message_does_not(pool, meeting):
     for rank, found in enumerate(pool.run("shm", RANKS, write_all, meeting)):
         for verb in VERBS:
             only_on_root = verb in ("gather", "reduce", "recv") and rank != 0
             assert bool(found[verb]) != only_on_root, verb
-            assert set(found[verb]) <= {1}, verb
+            # What is received is a new value; pipelines send its gradient back themselves.
+            assert set(found[verb]) <= {0 if verb == "recv" else 1}, verb
 
 
 def other_cases(world, path):
