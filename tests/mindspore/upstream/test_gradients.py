@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -202,10 +202,10 @@ def test_gradient_with_a_handle(all_worlds: worlds.Worlds) -> None:
 class Layer(nn.Cell):
     """A layer whose columns are distributed; its result is joined from all ranks."""
 
-    def __init__(self, weight: Any, bprop: bool) -> None:
+    def __init__(self, weight: Any, total: Any) -> None:
         super().__init__()
         self.weight = mindspore.Parameter(Tensor(weight), name="weight")
-        self.total = WithBackward() if bprop else ops.AllReduce()
+        self.total = total
 
     def construct(self, x: Any) -> Any:
         return self.total(mindspore.ops.tanh(x @ self.weight))
@@ -222,8 +222,20 @@ class WithBackward(nn.Cell):
         return self.total(x)
 
     def bprop(self, x: Any, out: Any, dout: Any) -> Any:
-        # Here `dout` is a constant: MindSpore would not order this call after the forward one.
+        return (self.total(dout),)
+
+
+class WithOrderedBackward(WithBackward):
+    """The same, in which the backward call waits for the forward one."""
+
+    def bprop(self, x: Any, out: Any, dout: Any) -> Any:
         return (self.total(mindspore.ops.depend(dout, out)),)
+
+
+TOTALS: dict[str, Callable[[], Any]] = {
+    "bprop": WithBackward,
+    "ordered bprop": WithOrderedBackward,
+}
 
 
 def _loss_of(layer: Any, factor: int) -> Any:
@@ -241,7 +253,7 @@ def training(world: Group, mode: str, names: Sequence[str]) -> dict[str, Any]:
     weight, x = operand(place, (3, 4)), Tensor(operand(place, (2, 3)))
     found = {}
     for name in names:
-        layer = Layer(weight, name == "bprop")
+        layer = Layer(weight, TOTALS.get(name, ops.AllReduce)())
         if name == "recomputed":
             layer.recompute()
 
@@ -260,6 +272,24 @@ def test_gradients_of_weights(all_worlds: worlds.Worlds, mode: str) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["PyNative", "graph", "jit"])
+def test_gradients_with_an_ordered_bprop_of_the_program(
+    all_worlds: worlds.Worlds, mode: str
+) -> None:
+    check_weights(all_worlds, mode, ["ordered bprop"])
+
+
+# Here `dout` is a constant, which is not the same on each rank, so that their graphs differ.
+_UNORDERED = pytest.mark.xfail(
+    reason="MindSpore does not order the calls of a cell's own bprop after the forward calls",
+    strict=False,  # the order is not always wrong
+)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "mode",
+    ["PyNative", pytest.param("graph", marks=_UNORDERED), pytest.param("jit", marks=_UNORDERED)],
+)
 def test_gradients_with_a_bprop_of_the_program(all_worlds: worlds.Worlds, mode: str) -> None:
     check_weights(all_worlds, mode, ["bprop"])
 
