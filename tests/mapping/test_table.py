@@ -86,7 +86,7 @@ def test_every_difference_is_reached_from_some_pair():
     words = mapping.vocabulary()
     reached = {
         word.get("difference")
-        for list_name in ("role", "change")
+        for list_name in ("role", "change", "gradient")
         for word in words[list_name].values()
     }
     assert reached - {None} <= set(mapping.differences())
@@ -97,6 +97,19 @@ def test_every_difference_is_reached_from_some_pair():
         # In a file with one pair, a difference without pairs is about that pair.
         reached |= {item.id for item in entry.differences if item.pairs or len(entry.pairs) == 1}
     assert {name for name in mapping.differences() if not name.startswith("objects.")} <= reached
+
+
+def test_calls_of_mindspore_have_a_gradient_if_they_take_tensors():
+    without_tensors = {"P2POp", "CommHandle"}
+    for entry in mapping.load().values():
+        for call in entry.calls:
+            takes = entry.name not in ("barrier", "groups", "objects")
+            takes &= call.dialect == "mindspore" and call.name not in without_tensors
+            assert bool(call.gradient) == takes, call.path
+
+
+def test_every_backward_belongs_to_a_call():
+    assert [key for key, calls in mapping.gradients().items() if not calls] == []
 
 
 def test_the_vocabulary_is_in_both_languages():
@@ -183,6 +196,8 @@ def test_the_unchanged_entry_is_accepted():
         (lambda d: d["calls"][2].pop("successor"), "deprecated, but without a successor"),
         (lambda d: d["calls"][0].update(signature="(a, a=)"), "is not a signature"),
         (lambda d: d["calls"][0].update(style="odd"), "'odd' is not in the list 'style'"),
+        (lambda d: d["calls"][2].update(gradient="odd"), "'odd' is not in the list 'gradient'"),
+        (lambda d: d["calls"][0].update(gradient="exchange"), "'gradient' belongs to calls of"),
         (lambda d: d["calls"][0].update(arguments="(x)"), "'arguments' belongs to the style"),
         (lambda d: d["calls"][5].pop("arguments"), "'arguments' belongs to the style"),
         (lambda d: d["calls"][0].update(path="jax.psum"), "begins with torch or mindspore"),

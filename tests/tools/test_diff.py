@@ -47,6 +47,17 @@ def test_one_collective(capsys, monkeypatch):
     assert out.rstrip().endswith("signature checked against torch 2.13, MindSpore 2.10")
 
 
+def test_gradients_of_mindspore(capsys):
+    _, out, _ = ask(capsys, "AlltoAllV")
+    assert "\nGradients in MindSpore\n" in out
+    assert "mindspore.ops.AlltoAllV" in out and "the same exchange, back" in out
+    assert "groups.no-gradient" in out, "in place there is a difference"
+    _, out, _ = ask(capsys, "broadcast", "--lang", "zh")
+    assert "MindSpore 中的梯度" in out and "groups.no-gradient" not in out
+    _, out, _ = ask(capsys, "barrier")
+    assert "Gradients" not in out
+
+
 def test_chinese(capsys):
     code, out, _ = ask(capsys, "reduce", "--lang", "zh")
     assert code == 0

@@ -53,6 +53,7 @@ __all__ = [
     "check_references",
     "differences",
     "face_path",
+    "gradients",
     "load",
     "parse",
     "vocabulary",
@@ -203,6 +204,8 @@ def _check_call(call: UpstreamCall, where: str) -> None:
             raise MappingError(f"{where}: unknown version {version!r} of {call.dialect}")
     if call.deprecated and not call.successor:
         raise MappingError(f"{where}: deprecated, but without a successor")
+    if call.gradient and call.dialect != "mindspore":
+        raise MappingError(f"{where}: 'gradient' belongs to calls of MindSpore, and only to them")
     arguments(call.signature)
     if (call.arguments is None) == (call.style == "built"):
         raise MappingError(f"{where}: 'arguments' belongs to the style 'built', and only to it")
@@ -255,6 +258,19 @@ def calls() -> dict[str, UpstreamCall]:
 def differences() -> dict[str, Difference]:
     """Return every difference of the table by its id."""
     return {item.id: item for entry in load().values() for item in entry.differences}
+
+
+def gradients() -> dict[str, list[UpstreamCall]]:
+    """Return the calls of MindSpore that have a gradient, by the key of their backward.
+
+    >>> [call.name for call in gradients()["from_root"]]
+    ['reduce', 'Reduce']
+    """
+    found: dict[str, list[UpstreamCall]] = {key: [] for key in vocabulary()["gradient"]}
+    for call in calls().values():
+        if call.gradient:
+            found[call.gradient].append(call)
+    return found
 
 
 def face_path(path: str) -> str:

@@ -67,12 +67,14 @@ class Argument:
 class UpstreamCall:
     """One function or class of an upstream framework; `path` is what a program imports.
 
-    `arguments` are those of a primitive's call, after it was built with `signature`.
+    `arguments` are those of a primitive's call, after it was built with `signature`. `gradient` is
+    the backward of a call of MindSpore that takes tensors.
     """
 
     path: str
     signature: str
     style: str = _one_of("style")
+    gradient: str | None = _one_of("gradient", default=None)
     arguments: str | None = None
     since: str | None = None
     deprecated: str | None = None

@@ -17,6 +17,7 @@ from mindspore import Tensor  # noqa: E402  (after the check for MindSpore)
 
 from tests.helpers import worlds  # noqa: E402
 from tests.helpers.mindspore_cases import CASES, place_of  # noqa: E402
+from unisono import mapping  # noqa: E402
 from unisono.core.groups import Group  # noqa: E402
 from unisono.mindspore import ops  # noqa: E402
 from unisono.mindspore.communication import comm_func  # noqa: E402
@@ -215,6 +216,22 @@ def test_every_name_has_an_entry(module: str) -> None:
     if module in IN_PLACE:
         tables += [PASSING, OVERWRITING]
     assert set(MODULES[module].__all__) <= {name for table in tables for name in table}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_mapping_table_says_the_same(module: str) -> None:
+    """What is tested here of each name is what the table says of its backward."""
+    prefix = "mindspore.communication." if module == "comm_func" else "mindspore."
+    for name in set(MODULES[module].__all__) - NO_TENSORS:
+        told = mapping.calls()[f"{prefix}{module}.{name}"].gradient
+        if name in NO_RESULT:
+            assert told == "no_result", name
+        elif name in REFUSED[module]:
+            assert told == "refused", name
+        elif module in IN_PLACE:
+            assert told == "unseen", name
+        else:
+            assert told not in (None, "no_result", "refused", "unseen"), name
 
 
 def test_every_differentiated_name_has_a_case() -> None:

@@ -47,6 +47,12 @@ def report(selection: Selection, language: str = "en", columns: int = 100) -> It
     calls = {call.path: call for call in selection.entry.calls}
     for pair in selection.pairs:
         yield from _show_pair(pair, calls, label, columns)
+    if keys := dict.fromkeys(call.gradient for call in selection.calls if call.gradient):
+        yield from heading("gradients")
+        for key in keys:
+            paths = [call.path for call in selection.calls if call.gradient == key]
+            yield from lines(", ".join(paths), 2)
+            yield from lines(label("gradient", key), 4)
     yield from heading("differences")
     for item in selection.differences:
         yield from lines(f"{item.id} ({label('kind', item.kind)})", 2)
@@ -67,13 +73,11 @@ def report(selection: Selection, language: str = "en", columns: int = 100) -> It
             (call.path + call.signature, label("style", call.style)) for call in selection.others
         ]
         yield from table(rows, columns, indent="  ")
-    paths = [path for pair in selection.pairs for path in (pair.torch, pair.mindspore) if path]
-    paths = list(dict.fromkeys([*paths, *(call.path for call in selection.others)]))
-    if paths:
+    if selection.calls:
         yield from heading("versions")
-        for path in paths:
-            if facts := "; ".join(_versions(calls[path], label)):
-                yield from lines(f"{path}: {facts}", 2)
+        for call in selection.calls:
+            if facts := "; ".join(_versions(call, label)):
+                yield from lines(f"{call.path}: {facts}", 2)
         checked = mapping.vocabulary()["checked"]
         releases = f"torch {checked['torch']}, MindSpore {checked['mindspore']}"
         yield from lines(f"{label('heading', 'checked')} {releases}", 2)

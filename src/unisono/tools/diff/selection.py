@@ -29,7 +29,7 @@ class Selection:
     def differences(self) -> list[Difference]:
         """Return the differences of these pairs: those of the entry first, then shared ones."""
         shown = {pair.name for pair in self.pairs}
-        wanted = set(_references(self.pairs))
+        wanted = {*_references(self.pairs), *_gradient_references(self.calls)}
         if self.name:
             wanted.add(self.name.difference)
         own = [
@@ -62,6 +62,13 @@ class Selection:
             for call in self.entry.calls
             if call.path not in shown and (self.whole or _related(call.name, names))
         ]
+
+    @property
+    def calls(self) -> list[UpstreamCall]:
+        """Return all calls that the name is about: those of the pairs, then the others."""
+        known = {call.path: call for call in self.entry.calls}
+        paths = [path for pair in self.pairs for path in (pair.torch, pair.mindspore) if path]
+        return [*(known[path] for path in dict.fromkeys(paths)), *self.others]
 
 
 def names() -> list[str]:
@@ -121,3 +128,11 @@ def _references(pairs: tuple[Pair, ...]) -> Iterator[str]:
             given += [lists["change"][change].get("difference") for change in row.changes]
             yield from filter(None, given)
         yield from filter(None, (row.difference for row in pair.results))
+
+
+def _gradient_references(calls: list[UpstreamCall]) -> Iterator[str]:
+    """Yield the differences that the backwards of calls refer to."""
+    backwards = mapping.vocabulary()["gradient"]
+    for call in calls:
+        if call.gradient and "difference" in backwards[call.gradient]:
+            yield backwards[call.gradient]["difference"]
