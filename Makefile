@@ -17,6 +17,7 @@
 #   make sanitize   the C++ tests under address, undefined and thread sanitizers
 #   make model      the protocol of the shared memory, checked with spin (apt-get install spin)
 #   make bench      the table in the README
+#   make docs       the tables of the documents that come from the mapping table
 #   make lint       ruff, mypy, clang-format;   make format   fixes what they can fix
 #   make clean      removes the environments and build
 PYTHON ?= python3
@@ -46,7 +47,7 @@ endef
         test-native test-python test-engines test-mindspore test-bare \
         rest-python rest-engines rest-mindspore \
         torch-suite test-openmpi soak fuzz flips resources sanitize model \
-        bench bench-hosts bench-faults clean
+        bench bench-hosts bench-faults docs clean
 
 demo: .venv/.installed
 	$(BIN)/unisono demo
@@ -213,6 +214,9 @@ bench-hosts: .venv/.installed .venv/.dev
 
 bench-faults: .venv/.installed .venv/.dev
 	$(BIN)/python -m tests.long.bench_faults
+
+docs: .venv/.installed
+	$(BIN)/python docs/gradient_table.py
 
 clean:
 	rm -rf .venv .venv-mindspore .venv-bare .venv-openmpi build dist

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,25 @@ def test_picture_names_what_exists() -> None:
             if name.startswith("unisono.")
         )
         assert found, f"the picture shows {label!r}, which is no module"
+
+
+def test_gradients_are_those_of_the_mapping_table(tmp_path: Path) -> None:
+    for name in ("gradient_table.py", "mindspore.md", "mindspore.zh.md"):
+        shutil.copy(ROOT / "docs" / name, tmp_path)
+    program = tmp_path / "gradient_table.py"
+    run(sys.executable, str(program), "--check", cwd=tmp_path)
+    page = tmp_path / "mindspore.zh.md"
+    right = page.read_text()
+    page.write_text(right.replace("反方向的同一交换", "别的"))
+    wrong = subprocess.run(
+        [sys.executable, program, "--check"], capture_output=True, text=True, check=False
+    )
+    assert (wrong.returncode, wrong.stdout) == (
+        1,
+        "mindspore.zh.md is out of date; run make docs\n",
+    )
+    run(sys.executable, str(program), cwd=tmp_path)
+    assert page.read_text() == right
 
 
 def test_gaps_of_engines_are_told() -> None:
