@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 
 import pytest
@@ -37,3 +38,15 @@ def test_the_server_ends_with_its_store() -> None:
     del store
     with pytest.raises(RuntimeError, match=str(other.port)):
         other.get("text")
+
+
+def test_a_master_warns_of_workers_that_are_late(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "unisono"):
+        store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=timedelta(seconds=0.2))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"1 of 2 processes connected to the store at 127.0.0.1:{store.port} within 0.2 s; "
+        "the others may still connect"
+    ]
+    store.set("name", "value")
+    late = dist.TCPStore("127.0.0.1", store.port, 2, timeout=timedelta(seconds=0.2))
+    assert late.get("name") == b"value"

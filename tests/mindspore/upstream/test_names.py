@@ -13,6 +13,7 @@ mindspore = pytest.importorskip("mindspore")
 
 from unisono import mindspore as face  # noqa: E402  (after the check for MindSpore)
 from unisono.mindspore import _names, mint, ops  # noqa: E402
+from unisono.mindspore._patch.table import replacements  # noqa: E402
 from unisono.mindspore.ops import operations  # noqa: E402
 
 #: Where MindSpore defines communication, and where it offers it.
@@ -23,6 +24,14 @@ DEFINED = (
     "mindspore.ops.function.comm_func",
     "mindspore.ops.operations.comm_ops",
 )
+MINT = "mindspore.mint.distributed.distributed"
+#: Beside communication there: caches of sizes that others tell, and unpickling.
+HELPERS = {
+    "get_cache_group_size",
+    "get_cache_group_rank",
+    "RestrictedUnpickler",
+    "restricted_loads",
+}
 OFFERED = ("mindspore", "mindspore.ops", "mindspore.ops.operations", "mindspore.mint")
 
 
@@ -43,6 +52,20 @@ def test_communication_is_ours_or_an_error(path: str) -> None:
         assert found is None or origin(found).startswith("unisono."), name
         if not name.startswith("_") and name in getattr(real, "__all__", ()):
             assert found is not None, name
+
+
+@pytest.mark.parametrize("path", ["mindspore.communication.comm_func", MINT])
+def test_a_patch_replaces_all_functions_of_a_module(path: str) -> None:
+    """Those that the module does not list too: programs import them by their names."""
+    real = importlib.import_module(path)
+    defined = {
+        name: thing
+        for name, thing in vars(real).items()
+        if not name.startswith("_") and callable(thing) and origin(thing) == path
+    }
+    left = [name for name, thing in defined.items() if id(thing) not in replacements()]
+    assert len(defined) > 10
+    assert set(left) <= HELPERS
 
 
 @pytest.mark.parametrize("path", OFFERED)

@@ -28,6 +28,7 @@ import mindspore.communication.management as management
 from mindspore import Tensor, mint, ops
 from mindspore.communication import GlobalComm, create_group, get_group_size, get_rank, init
 from mindspore.communication.comm_func import all_reduce
+from mindspore.mint.distributed.distributed import scatter_tensor
 from mindspore.ops import operations as P
 from mindspore.ops._primitive_cache import _get_cache_prim
 
@@ -47,6 +48,9 @@ for primitive in (ops.AllReduce(), P.AllReduce(), P.comm_ops.AllReduce("sum"), c
 in_place = x.copy()
 mint.distributed.all_reduce(in_place)
 assert in_place.asnumpy().tolist() == total
+part = Tensor(np.zeros(2, np.float32))
+scatter_tensor(part, in_place)
+assert part.asnumpy().tolist() == total[2 * rank : 2 * rank + 2]
 create_group("both", [0, 1])
 assert ops.AllGather("both")(x).shape == (8,)
 print("right on", rank)

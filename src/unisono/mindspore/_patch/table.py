@@ -25,6 +25,8 @@ _DEFINED = (
     "mindspore.ops.operations.comm_ops",
     "mindspore.mint.distributed.distributed",
 )
+#: What they define, but do not list in `__all__`.
+_UNLISTED = ("TCPStore", "gather_into_tensor", "scatter_tensor")
 _lock = threading.Lock()
 #: Made once, because a patched MindSpore does not tell any more what it had.
 _table: dict[int, tuple[Any, Any]] = {}
@@ -45,7 +47,7 @@ def _pairs() -> Iterator[tuple[str, str, Any]]:
     """Modules of MindSpore, a name in each, and what we have for it."""
     for path in _DEFINED:
         face = importlib.import_module(f"unisono.{path}")
-        for name in {*face.__all__, "TCPStore"} & set(dir(face)):
+        for name in {*face.__all__, *_UNLISTED} & set(dir(face)):
             yield path, name, getattr(face, name)
     parameters = importlib.import_module("unisono.mindspore._patch.parameters")
     yield "mindspore.graph.api", "_build_broadcast_graph", parameters.broadcast_parameters

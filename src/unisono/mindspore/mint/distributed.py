@@ -25,6 +25,10 @@ from unisono.mindspore._in_place import (
     reduce_scatter_tensor_uneven,
     scatter,
 )
+
+# Upstream's package does not offer these, but its module has them, and its examples import them.
+from unisono.mindspore._in_place import gather_into_tensor as gather_into_tensor
+from unisono.mindspore._in_place import scatter_tensor as scatter_tensor
 from unisono.mindspore._objects import (
     all_gather_object,
     broadcast_object_list,
@@ -107,8 +111,6 @@ __getattr__ = _missing_name(
         "all_gather_coalesced": "all_gather",
         "ReduceOp": 'the strings "sum", "prod", "min", "max" and "avg"',
         "all_to_all_v_c": "all_to_all_single, or ops.communication.all_to_all_v_c",
-        "gather_into_tensor": "gather, or ops.communication.gather_into_tensor",
-        "scatter_tensor": "scatter, or ops.communication.scatter_tensor",
     },
 )
 
