@@ -17,7 +17,8 @@ _FACES = (
 
 def prepare_graphs() -> None:
     """Let graphs call our functions and primitives, and what else our modules have."""
-    importlib.import_module("unisono.mindspore.integration.graph_functions").install()
+    for module in ("graph_functions", "graph_order"):
+        importlib.import_module(f"unisono.mindspore.integration.{module}").install()
     # The compiler looks into a module's dictionary; it does not call the module's `__getattr__`.
     for path in _FACES:
         face = importlib.import_module(path)

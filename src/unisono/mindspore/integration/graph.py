@@ -3,13 +3,12 @@
 A graph sees a primitive as a custom operator, whose kernel is the primitive's own call on the
 operator's memory. Two of MindSpore's attributes keep the calls in order on every rank: operators
 with `side_effect_io` run in the order of the program, also where their result is not used, and with
-`side_effect_backprop` their backwards run in the reverse order. (Other combinations of MindSpore's
-attributes allow derivatives of a second order, but leave the backwards without an order.)
+`side_effect_backprop` their backwards run in the reverse order; `graph_order` does the rest.
 """
 
 from __future__ import annotations
 
-import inspect
+import atexit
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import mindspore
 import ml_dtypes
 import numpy as np
 from mindspore import ops
+from mindspore.common.api import _pynative_executor
 
 from unisono.core import dispatch
 from unisono.errors import Unsupported
@@ -76,7 +76,8 @@ class _Operator(ops.Custom):  # type: ignore[misc]
         self.add_prim_attr("inputs_num", len(operands))
         shapes = [tuple(operand["shape"]) for operand in operands]
         for shape, operand in zip(shapes, operands, strict=True):
-            _check_shape(self.name, shape)
+            if not self.takes_any_shape:
+                _check_shape(self.name, shape)
             if not shape:
                 self._note_scalar(operand["dtype"])
         shape = self.result_shapes(*shapes)
@@ -105,19 +106,8 @@ class _Operator(ops.Custom):  # type: ignore[misc]
         self._scalar_dtype = scalar
 
     def get_bprop(self) -> Any:
-        """The backward, which the compiler asks for when it differentiates.
-
-        It starts after the operator itself has ended: a gradient need not depend on the result,
-        and on another rank it may come later.
-        """
-        backward = self.backward()
-        if len(inspect.signature(backward).parameters) != 3:
-            return backward
-
-        def after_forward(operand: Any, result: Any, gradient: Any) -> Any:
-            return backward(operand, result, ops.depend(gradient, result))
-
-        return after_forward
+        """The backward, which the compiler asks for when it differentiates."""
+        return self.backward()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self
@@ -126,11 +116,15 @@ class _Operator(ops.Custom):  # type: ignore[misc]
         return self.primitive.__repr__(self)
 
 
+# MindSpore may still run a graph when the program ends; the world is closed after that.
+atexit.register(_pynative_executor.sync)
+
+
 def _use_one_thread() -> None:
     """Let MindSpore run the kernels of a graph one after the other, unless the program decided.
 
-    With several threads, calls that nothing orders (one after a gradient in the same graph, two
-    gradients) could run in one order here and in another on another rank.
+    With several threads, calls that nothing orders could run in one order here and in another on
+    another rank.
     """
     configuration = mindspore.runtime.executor.RuntimeConf.get_instance()
     if not configuration.is_dispatch_threads_num_configured():

@@ -31,6 +31,8 @@ class CommunicationPrimitive:
 
     #: Whether this object is an operator of a graph; see `unisono.mindspore.integration.graph`.
     is_operator: ClassVar[bool] = False
+    #: Whether a graph may give it tensors that are empty, or have a shape that is not known.
+    takes_any_shape: ClassVar[bool] = False
     #: Whether it is the backward of another; see `unisono.core.call.Call.backward`.
     is_backward = False
 
