@@ -72,9 +72,10 @@ def _ordered(value: Any) -> Any:
 
 
 def _replacement(value: Any, make: Callable[[Any], Any]) -> Any:
-    if value not in _FUNCTIONS:
-        _FUNCTIONS[value] = make(value)
-    return _FUNCTIONS[value]
+    function = _FUNCTIONS.get(value) or make(value)
+    if function is not value:
+        _FUNCTIONS[value] = function
+    return function
 
 
 # ---- a backward pass after its forward pass, and before what follows -----------------------------
