@@ -1,6 +1,6 @@
-// native/bind.cpp: the Python module; only this file and call_site.hpp use Python. Converts
-// arguments, releases the GIL, calls one function, and raises a Failure as a class of
-// unisono.errors.
+// native/bind.cpp: the Python module. Converts arguments, releases the GIL, calls one function, and
+// raises a Failure as a class of unisono.errors. Only this file, fast_call.cpp, tensor.cpp and the
+// headers python_call.hpp and call_site.hpp use Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -15,29 +15,21 @@
 #include "communicator.hpp"
 #include "inspector.hpp"
 #include "kernels.hpp"
+#include "python_call.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace unisono {
-namespace {
 
-/// Whether a signal handler has raised: Ctrl-C during a wait. The caller does not hold the GIL.
-bool interrupted() {
-    const nb::gil_scoped_acquire gil;
-    return PyErr_CheckSignals() != 0;
-}
-
-/// Any bytes as a string; empty ones as None.
 nb::object text_or_none(const std::string& text) {
     if (text.empty()) return nb::none();
     return nb::steal(
         PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
 
-[[noreturn]] void raise(const Failure& failure) {
-    if (failure.kind == FailureKind::interrupted && PyErr_Occurred() != nullptr)
-        throw nb::python_error();
+void set_error(const Failure& failure) {
+    if (failure.kind == FailureKind::interrupted && PyErr_Occurred() != nullptr) return;
     const char* name = "UnisonoError";
     switch (failure.kind) {
         case FailureKind::mismatch:
@@ -64,41 +56,9 @@ nb::object text_or_none(const std::string& text) {
     const nb::object type = nb::module_::import_("unisono.errors").attr(name);
     const nb::object error = type(text_or_none(failure.text), failure.ranks);
     PyErr_SetObject(type.ptr(), error.ptr());
-    throw nb::python_error();
 }
 
-/// Runs `body` without the GIL, and raises the Failure that it throws.
-template <class Body>
-auto guarded(Body body) {
-    std::optional<Failure> caught;
-    {
-        const nb::gil_scoped_release release;
-        try {
-            return body();
-        } catch (const Failure& failure) {
-            caught = failure;
-        }
-    }
-    raise(*caught);
-}
-
-/// A call in progress, for Python to wait for.
-struct CallHandle {
-    std::shared_ptr<Completion> completion;
-    std::shared_ptr<Transfer> transfer;
-    ForkGuard fork_guard = {};
-
-    bool wait(double seconds) const {
-        return guarded([&] {
-            fork_guard.check();
-            return completion->wait({seconds, interrupted});
-        });
-    }
-    void check() const {
-        if (const Failure* failure = completion->failure()) raise(*failure);
-    }
-    int source() const { return transfer == nullptr ? -1 : transfer->source; }
-};
+namespace {
 
 /// Runs or starts a collective whose counts differ by rank; None if it is complete.
 std::optional<CallHandle> collective_uneven(Communicator& self, int verb, std::uintptr_t source,
@@ -261,6 +221,7 @@ NB_MODULE(_native, m) {
             "fd"_a)
         .def_prop_ro("size", &JobInspector::size)
         .def("snapshot", &snapshot_all);
+    add_fast_calls(m);
     nb::class_<Communicator>(m, "Communicator")
         .def(
             "__init__",
@@ -272,6 +233,7 @@ NB_MODULE(_native, m) {
         .def("collective", &collective)
         .def("collective_uneven", &collective_uneven)
         .def("point_to_point", &point_to_point)
+        .def_prop_rw("seconds", &Communicator::seconds, &Communicator::set_seconds)
         .def("split", &split, "ranks"_a, "key"_a, "seconds"_a)
         .def("shrink", &shrink, "exclude"_a, "seconds"_a)
         .def_prop_ro("world_ranks", &Communicator::world_ranks)

@@ -1,6 +1,7 @@
 // native/communicator.hpp: what a program uses: its job in shared memory, and its groups.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -90,6 +91,12 @@ public:
     /// them. Calls of this group end, and it is closed.
     std::unique_ptr<Communicator> shrink(const std::vector<int>& exclude, const Limits& limits);
 
+    /// How long a call may wait if it does not say.
+    double seconds() const noexcept { return seconds_.load(std::memory_order_relaxed); }
+    void set_seconds(double seconds) noexcept {
+        seconds_.store(seconds, std::memory_order_relaxed);  // nothing depends on its order
+    }
+
     /// The world ranks of the members, in order.
     const std::vector<int>& world_ranks() const noexcept {
         return worker_->group().group_members()->world_ranks;
@@ -102,6 +109,7 @@ private:
     ForkGuard fork_guard_;
     std::shared_ptr<SharedJob> job_;
     std::unique_ptr<Worker> worker_;
+    std::atomic<double> seconds_{0};
 };
 
 }  // namespace unisono

@@ -29,6 +29,7 @@ HEAVY = FRAMEWORKS | {"libcst", "matplotlib"}
 FLOORS: dict[str, set[str]] = {
     "errors": set(),
     "core": set(),
+    "core.fast": {"core", "_native"},
     # What the engines share stands below them: no engine is needed to use it.
     "engines.common": {"core"},
     "engines": {"core", "engines.common", "_native"},

@@ -20,6 +20,7 @@ from unisono.core import dtypes, trace
 from unisono.core.arguments import as_ints, shape_of
 from unisono.core.dtypes import DType
 from unisono.core.engine import Work
+from unisono.core.fast import registration
 from unisono.errors import ArgumentError, ArgumentTypeError, Unsupported
 
 __all__ = [
@@ -447,7 +448,14 @@ def _kind(tensor: Any) -> str:
 
 
 def _find_viewer(tensor: Any) -> Callable[[Any], Buffer]:
-    return _BY_KIND[_kind(tensor)]
+    kind = _kind(tensor)
+    if kind == "torch" and "torch" not in _seen:
+        _seen.add(kind)
+        registration.learn_torch()
+    return _BY_KIND[kind]
+
+
+_seen: set[str] = set()
 
 
 _TORCH_DTYPES: dict[Any, DType] = {}

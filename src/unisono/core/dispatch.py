@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from unisono.core import buffers, trace
 from unisono.core.arguments import as_int
 from unisono.core.buffers import Buffer
 from unisono.core.call import Call, Caller, Counts
 from unisono.core.engine import DONE, Engine, ReduceOp, Work
+from unisono.core.fast import registration
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError, NotReady, UnisonoError, Unsupported
 
@@ -48,10 +50,12 @@ _pass = _Pass()
 def in_pass(*, backward: bool) -> Iterator[None]:
     """Mark the calls that this thread makes meanwhile, see `Call.backward`."""
     before, _pass.is_backward = _pass.is_backward, backward
+    registration.set_backward(backward)
     try:
         yield
     finally:
         _pass.is_backward = before
+        registration.set_backward(before)
 
 
 _Names = tuple[str, str]
@@ -341,7 +345,7 @@ def _caller(
 ) -> Caller:
     number = 0
     if not message:
-        group.calls = number = group.calls + 1
+        number = group.count_call()
     if timeout is None:
         timeout = engine.timeout
     site = "" if engine.finds_call_sites else trace.call_site() or ""
@@ -367,6 +371,29 @@ def _finish(work: Work, call: Call, group: Group) -> Work:
 def _add_note(error: UnisonoError, verb: str, group: Group, tag: int = 0) -> None:
     """Let an error say where it happened."""
     error.add_note(_where(verb, group, group.calls, tag))
+
+
+def _explain_fast_call(error: BaseException, verb: str, group: Group, tag: int) -> None:
+    """Add to the error of a call of `core.fast` what the general way adds."""
+    if isinstance(error, UnisonoError):
+        if group.engine is not None:
+            group.engine.explain(error)
+        _add_note(error, verb, group, tag)
+
+
+def _work_of_fast_call(
+    pending: Any, verb: str, group: Group, tag: int, tensors: list[Any]
+) -> Work | None:
+    """The work of a call that `core.fast` has started."""
+    engine, number = group.engine, group.calls
+    if engine is None:
+        raise _no_engine(group)
+    work = engine.work_of(pending)
+    work.note(lambda: _where(verb, group, number, tag))
+    return work.with_value(tensors)
+
+
+registration.set_hooks(_explain_fast_call, _work_of_fast_call)
 
 
 def _where(verb: str, group: Group, number: int, tag: int = 0) -> str:

@@ -20,6 +20,7 @@ from unisono.errors import ArgumentError, CommTimeout, UnisonoError, Unsupported
 
 if TYPE_CHECKING:
     from unisono.core.environment import Launch
+    from unisono.core.groups import Group
     from unisono.core.trace import RankReport
 
 __all__ = ["DONE", "DRAIN_SECONDS", "AllOf", "Engine", "ReduceOp", "Work"]
@@ -320,6 +321,20 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leave the group; closing twice is allowed."""
+
+    def attach(self, group: Group) -> None:  # noqa: B027 - most engines need not do anything
+        """Learn whose engine this is; called once, when the group is made."""
+
+    def fast_calls(self) -> int:
+        """How many collectives were called past `dispatch`, see `core.fast`."""
+        return 0
+
+    def work_of(self, pending: Any) -> Work:
+        """The work of a call that was started past `dispatch`."""
+        raise NotImplementedError
+
+    def explain(self, error: UnisonoError) -> None:  # noqa: B027 - most engines keep no records
+        """Add to an error what all ranks called last."""
 
     def exit(self) -> None:  # noqa: B027 - most engines need not do anything
         """Note that this process is about to end, before `close`: peers may ask how it ended."""

@@ -15,6 +15,7 @@ from unisono.core import environment, registry
 from unisono.core.arguments import as_ints
 from unisono.core.engine import Engine
 from unisono.core.environment import Launch
+from unisono.core.fast import registration
 from unisono.errors import ArgumentError, NotReady
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
 #: The name of the group of all ranks; faces may add others for it.
 WORLD_NAME = "world"
 _world_names = {WORLD_NAME}
+registration.name_world(WORLD_NAME)
 
 
 class _Number(int):
@@ -50,7 +52,7 @@ class Group:
     (3, -1, 3)
     """
 
-    __slots__ = ("_state", "calls", "engine", "name", "rank", "ranks", "size")
+    __slots__ = ("_calls", "_state", "engine", "name", "rank", "ranks", "size")
 
     def __init__(
         self,
@@ -65,8 +67,20 @@ class Group:
         self.size = _Number(len(self.ranks))
         self.engine = engine
         self.rank = _Number(rank)
-        self.calls = 0
+        self._calls = 0
         self._state = state or _State()
+        if engine is not None:
+            engine.attach(self)
+
+    @property
+    def calls(self) -> int:
+        """How many collectives this rank has called in the group."""
+        return self._calls + (0 if self.engine is None else self.engine.fast_calls())
+
+    def count_call(self) -> int:
+        """The number of a collective that is called now."""
+        self._calls += 1
+        return self.calls
 
     def split(self, ranks: Sequence[int], name: str | None = None) -> Group:
         """Make a group of these ranks of this group, in the given order.
@@ -146,6 +160,8 @@ class Group:
             old.engine = None
         made = Group(WORLD_NAME, range(engine.size), engine, engine.rank, state)
         state.world = made
+        if state is _process:
+            registration.set_world(made)
         state.named = {made.name: made}
         state.splits.clear()
         return made
@@ -237,6 +253,8 @@ def install(engine: Engine, *, in_thread: bool = False, claimed: bool = True) ->
     else:
         _process = state
         _forked = False
+    # Native code knows one world, that of all threads.
+    registration.set_world(None if in_thread else world)
     return world
 
 
@@ -262,6 +280,8 @@ def world() -> Group:
 def add_world_names(*names: str) -> None:
     """Let further names mean the world: a face has its own."""
     _world_names.update(names)
+    for name in names:
+        registration.name_world(name)
 
 
 def find(name: str) -> Group:
@@ -299,6 +319,7 @@ def close(*, exiting: bool = False) -> None:
         _thread.state = None
     else:
         _process = None
+        registration.set_world(None)
     whole.close()
 
 
@@ -313,6 +334,7 @@ def _forget_in_child() -> None:
     if _process is not None:
         _process = None
         _forked = True
+        registration.set_world(None)
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

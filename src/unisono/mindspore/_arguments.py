@@ -12,6 +12,7 @@ import numpy as np
 from unisono.core import buffers, registry
 from unisono.core.buffers import Buffer
 from unisono.core.engine import ReduceOp as _Operator
+from unisono.core.fast import registration
 from unisono.errors import ArgumentError, ArgumentTypeError
 
 __all__ = [
@@ -46,6 +47,10 @@ _OPERATORS = {
     ReduceOp.MAX: _Operator.MAX,
     ReduceOp.AVG: _Operator.AVG,
 }
+
+
+for _name, _operator in _OPERATORS.items():
+    registration.learn_operator(_name, _operator)
 
 
 def operator(op: str) -> _Operator:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from unisono.core import buffers, dispatch, packing
+from unisono.core import buffers, dispatch, fast, packing
 from unisono.core.arguments import (
     as_ints,
     check_length,
@@ -55,6 +55,8 @@ def all_reduce(
     tensor: Any, op: str = "sum", group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
     """Combine `tensor` over the group, in place, so that every rank holds the result."""
+    if async_op is False and fast.all_reduce(tensor, op, group, False) is None:
+        return None
     buffer, combine, waits = view(tensor, "tensor"), operator(op), blocking(async_op)
     members = resolve_group(group)
     work = dispatch.all_reduce(members, buffer, buffer, combine, blocking=waits, names=_IN_PLACE)
@@ -65,6 +67,8 @@ def broadcast(
     tensor: Any, src: int, group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
     """Copy the tensor of world rank `src` into `tensor` of every rank."""
+    if async_op is False and fast.broadcast(tensor, src, group, False, None) is None:
+        return None
     buffer, waits = view(tensor, "tensor"), blocking(async_op)
     members, root = resolve_root(group, src, "src")
     source = buffer if members.rank == root else None
@@ -76,6 +80,8 @@ def reduce(
     tensor: Any, dst: int, op: str = "sum", group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
     """Combine `tensor` over the group into the one of world rank `dst`; others keep theirs."""
+    if async_op is False and fast.reduce(tensor, dst, op, group, False, None) is None:
+        return None
     buffer, combine, waits = view(tensor, "tensor"), operator(op), blocking(async_op)
     members, root = resolve_root(group, dst, "dst")
     destination = buffer if members.rank == root else None
@@ -89,6 +95,8 @@ def barrier(
     group: str | None = None, async_op: bool = False, device_ids: Any = None
 ) -> CommHandle | None:
     """Wait until every rank of the group has called this; `device_ids` changes nothing."""
+    if async_op is False and fast.barrier(group, False) is None:
+        return None
     waits = blocking(async_op)
     work = dispatch.barrier(resolve_group(group), blocking=waits)
     return handle_of(work, None, async_op)

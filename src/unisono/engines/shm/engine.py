@@ -14,6 +14,8 @@ from unisono.core.buffers import Buffer, view
 from unisono.core.call import Call
 from unisono.core.engine import DONE, DRAIN_SECONDS, Engine, Work
 from unisono.core.environment import Launch
+from unisono.core.fast import registration
+from unisono.core.groups import Group
 from unisono.core.trace import RankReport, Record, Tracer
 from unisono.engines.shm.client import RendezvousClient
 from unisono.engines.shm.server import RendezvousServer
@@ -103,8 +105,28 @@ class ShmEngine(Engine):
         self._collective = communicator.collective
         self.rank = rank
         self.size = size
-        self.timeout = 0.0
         self._running: set[ShmWork] = set()
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that calls wait for other ranks unless they say otherwise."""
+        return self._native.seconds
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._native.seconds = seconds
+
+    def attach(self, group: Group) -> None:
+        registration.serve(group, self._native)
+
+    def fast_calls(self) -> int:
+        return registration.calls_of(self._native)
+
+    def work_of(self, pending: _native.CallHandle) -> Work:
+        return ShmWork(self._tracer, pending)
+
+    def explain(self, error: UnisonoError) -> None:
+        self._tracer.explain(error)
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -178,6 +200,7 @@ class ShmEngine(Engine):
         return self._sibling(communicator)
 
     def shrink(self, exclude: Sequence[int] = ()) -> tuple[ShmEngine, tuple[int, ...]]:
+        registration.stop_serving(self._native)
         before = self._native.world_ranks
         try:
             communicator = self._native.shrink(list(exclude), self.timeout)
@@ -189,6 +212,7 @@ class ShmEngine(Engine):
         return self._sibling(communicator), members
 
     def close(self) -> None:
+        registration.stop_serving(self._native)
         self._native.close(DRAIN_SECONDS)
         if self._ends_job:
             self._job.close(DRAIN_SECONDS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from unisono.core import buffers, dispatch
+from unisono.core import buffers, dispatch, fast
 from unisono.core.arguments import equal_rows, shape_of
 from unisono.core.groups import Group
 from unisono.mindspore._arguments import ReduceOp, blocking, operator, view, zeros_like
@@ -54,7 +54,6 @@ __all__ = [
 _NAMES = ("tensor", "the result")  # what the caller calls source and destination
 
 
-@differentiable("unisono.mindspore.ops._collectives:AllReduce")
 def all_reduce(
     tensor: Any,
     op: str = ReduceOp.SUM,
@@ -62,6 +61,19 @@ def all_reduce(
     async_op: bool = False,
 ) -> tuple[Any, CommHandle | None]:
     """Combine `tensor` over the group into a new tensor on every rank."""
+    done = fast.all_reduce_new(tensor, op, group, async_op)
+    if done is not NotImplemented:
+        return done  # type: ignore[no-any-return]
+    return _all_reduce(tensor, op, group, async_op)
+
+
+@differentiable("unisono.mindspore.ops._collectives:AllReduce")
+def _all_reduce(
+    tensor: Any,
+    op: str = ReduceOp.SUM,
+    group: str | Group | None = GlobalComm.WORLD_COMM_GROUP,
+    async_op: bool = False,
+) -> tuple[Any, CommHandle | None]:
     source, combine, waits = view(tensor, "tensor"), operator(op), blocking(async_op)
     members = resolve_group(group)
     out = buffers.output_like(tensor)
@@ -70,13 +82,24 @@ def all_reduce(
     return result, handle_of(work, result, async_op)
 
 
-@differentiable("unisono.mindspore.ops._collectives:AllGather")
 def all_gather_into_tensor(
     tensor: Any,
     group: str | Group | None = GlobalComm.WORLD_COMM_GROUP,
     async_op: bool = False,
 ) -> tuple[Any, CommHandle | None]:
     """Join every rank's tensor along the first dimension in a new tensor on every rank."""
+    done = fast.all_gather_new(tensor, group, async_op)
+    if done is not NotImplemented:
+        return done  # type: ignore[no-any-return]
+    return _all_gather_into_tensor(tensor, group, async_op)
+
+
+@differentiable("unisono.mindspore.ops._collectives:AllGather")
+def _all_gather_into_tensor(
+    tensor: Any,
+    group: str | Group | None = GlobalComm.WORLD_COMM_GROUP,
+    async_op: bool = False,
+) -> tuple[Any, CommHandle | None]:
     source, waits = view(tensor, "tensor"), blocking(async_op)
     members = resolve_group(group)
     out = buffers.output_like(tensor, _joined(shape_of(tensor), members.size))
@@ -85,7 +108,6 @@ def all_gather_into_tensor(
     return result, handle_of(work, result, async_op)
 
 
-@differentiable("unisono.mindspore.ops._collectives:ReduceScatter")
 def reduce_scatter_tensor(
     tensor: Any,
     op: str = ReduceOp.SUM,
@@ -93,6 +115,19 @@ def reduce_scatter_tensor(
     async_op: bool = False,
 ) -> tuple[Any, CommHandle | None]:
     """Combine `tensor` over the group; each rank gets its part of the rows."""
+    done = fast.reduce_scatter_new(tensor, op, group, async_op)
+    if done is not NotImplemented:
+        return done  # type: ignore[no-any-return]
+    return _reduce_scatter_tensor(tensor, op, group, async_op)
+
+
+@differentiable("unisono.mindspore.ops._collectives:ReduceScatter")
+def _reduce_scatter_tensor(
+    tensor: Any,
+    op: str = ReduceOp.SUM,
+    group: str | Group | None = GlobalComm.WORLD_COMM_GROUP,
+    async_op: bool = False,
+) -> tuple[Any, CommHandle | None]:
     source, combine, waits = view(tensor, "tensor"), operator(op), blocking(async_op)
     members = resolve_group(group)
     out = buffers.output_like(tensor, _divided(shape_of(tensor), members.size))
@@ -122,11 +157,20 @@ def reduce(
     return out.finish()
 
 
-@differentiable("unisono.mindspore.ops._collectives:TensorBroadcast")
 def broadcast(
     tensor: Any, src: int = 0, group: str | Group | None = GlobalComm.WORLD_COMM_GROUP
 ) -> Any:
     """Return what world rank `src` passed; the others pass a tensor of its shape and dtype."""
+    done = fast.broadcast_new(tensor, src, group)
+    if done is not NotImplemented:
+        return done
+    return _broadcast(tensor, src, group)
+
+
+@differentiable("unisono.mindspore.ops._collectives:TensorBroadcast")
+def _broadcast(
+    tensor: Any, src: int = 0, group: str | Group | None = GlobalComm.WORLD_COMM_GROUP
+) -> Any:
     source = view(tensor, "tensor")
     members, root = resolve_root(group, src, "src")
     out = buffers.output_like(tensor)
@@ -169,6 +213,8 @@ def gather_into_tensor(
 
 def barrier(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> None:
     """Wait until every rank of the group has called this."""
+    if fast.barrier(group, False) is None:
+        return
     dispatch.barrier(resolve_group(group))
 
 

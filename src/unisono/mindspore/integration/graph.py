@@ -16,7 +16,7 @@ import mindspore
 import ml_dtypes
 import numpy as np
 from mindspore import ops
-from mindspore.common.api import _pynative_executor
+from mindspore.graph.api import _pynative_executor
 
 from unisono.core import dispatch
 from unisono.errors import Unsupported

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from unisono.core import dispatch, environment, packing
+from unisono.core import dispatch, environment, fast, packing
 from unisono.core.arguments import check_length, check_list, check_one_dtype, split_counts
 from unisono.core.buffers import Buffer
 from unisono.core.engine import ReduceOp, Work
@@ -39,6 +39,9 @@ def all_reduce(
     tensor: Any, op: Any = ReduceOp.SUM, group: Group | None = None, async_op: bool = False
 ) -> Work | None:
     """Combine `tensor` over the group, in place, so that every rank holds the result."""
+    done = fast.all_reduce(tensor, op, group, async_op)
+    if done is not NotImplemented:
+        return done  # type: ignore[no-any-return]
     data = arguments.view(tensor, "tensor")
     members = arguments.members(group, "all_reduce")
     if members is None:
@@ -87,6 +90,9 @@ def broadcast(
     group_src: int | None = None,
 ) -> Work | None:
     """Copy the tensor of rank `src` into `tensor` of every rank."""
+    done = fast.broadcast(tensor, src, group, async_op, group_src)
+    if done is not NotImplemented:
+        return done  # type: ignore[no-any-return]
     data = arguments.view(tensor, "tensor")
     members = arguments.members(group, "broadcast")
     if members is None:
@@ -113,6 +119,9 @@ def reduce(
     group_dst: int | None = None,
 ) -> Work | None:
     """Combine `tensor` over the group into the tensor of rank `dst`; others keep theirs."""
+    done = fast.reduce(tensor, dst, op, group, async_op, group_dst)
+    if done is not NotImplemented:
+        return done  # type: ignore[no-any-return]
     data = arguments.view(tensor, "tensor")
     members = arguments.members(group, "reduce")
     if members is None:
@@ -136,6 +145,8 @@ def all_gather(
     tensor_list: list[Any], tensor: Any, group: Group | None = None, async_op: bool = False
 ) -> Work | None:
     """Collect every rank's tensor in `tensor_list`, on every rank; sizes may differ."""
+    if not async_op and fast.all_gather_list(tensor_list, tensor, group) is None:
+        return None
     parts = arguments.views(tensor_list, "tensor_list")
     source = arguments.view(tensor, "tensor")
     check_one_dtype([*parts, source], names="tensor_list and tensor")
@@ -159,6 +170,9 @@ def all_gather_single(
     output_tensor: Any, input_tensor: Any, group: Group | None = None, async_op: bool = False
 ) -> Work | None:
     """Collect every rank's tensor in one: joined or stacked, as the output is shaped."""
+    done = fast.all_gather_into(output_tensor, input_tensor, group, async_op)
+    if done is not NotImplemented:
+        return done  # type: ignore[no-any-return]
     source = arguments.view(input_tensor, "input_tensor")
     target = arguments.view(output_tensor, "output_tensor")
     members = arguments.members(group, "all_gather_single")
@@ -222,6 +236,8 @@ def gather(
     group_dst: int | None = None,
 ) -> Work | None:
     """Collect every rank's tensor in `gather_list` of rank `dst`; sizes may differ."""
+    if not async_op and fast.gather_list(tensor, gather_list, dst, group, group_dst) is None:
+        return None
     source = arguments.view(tensor, "tensor")
     parts = _views_or_none(gather_list, "gather_list")
     check_one_dtype([source, *parts], names="tensor and gather_list")
@@ -255,6 +271,8 @@ def scatter(
     group_src: int | None = None,
 ) -> Work | None:
     """Distribute the tensors of `scatter_list` of rank `src` to the ranks; sizes may differ."""
+    if not async_op and fast.scatter_list(tensor, scatter_list, src, group, group_src) is None:
+        return None
     target = arguments.view(tensor, "tensor")
     parts = _views_or_none(scatter_list, "scatter_list")
     check_one_dtype([target, *parts], names="tensor and scatter_list")
@@ -316,6 +334,9 @@ def reduce_scatter_single(
     async_op: bool = False,
 ) -> Work | None:
     """Combine every rank's `input` and leave part `rank` of it, of equal parts, in `output`."""
+    done = fast.reduce_scatter_into(output, input, op, group, async_op)
+    if done is not NotImplemented:
+        return done  # type: ignore[no-any-return]
     target = arguments.view(output, "output")
     source = arguments.view(input, "input")
     members = arguments.members(group, "reduce_scatter_single")
@@ -351,6 +372,8 @@ def all_to_all(
     async_op: bool = False,
 ) -> Work | None:
     """Send entry j of the input list to rank j, and receive entry i of the output list from i."""
+    if not async_op and fast.all_to_all_list(output_tensor_list, input_tensor_list, group) is None:
+        return None
     members = arguments.members(group, "all_to_all")
     if members is None:
         return None
@@ -382,6 +405,10 @@ def all_to_all_single(
     async_op: bool = False,
 ) -> Work | None:
     """Send rows of `input` to each rank and receive rows of `output`; equal shares by default."""
+    if output_split_sizes is None and input_split_sizes is None:
+        done = fast.all_to_all_into(output, input, group, async_op)
+        if done is not NotImplemented:
+            return done  # type: ignore[no-any-return]
     members = arguments.members(group, "all_to_all_single")
     if members is None:
         return None
@@ -411,6 +438,10 @@ def barrier(
     timeout: timedelta | None = None,
 ) -> Work | None:
     """Wait until every rank of the group has called this; `device_ids` has no meaning here."""
+    if timeout is None:
+        done = fast.barrier(group, async_op)
+        if done is not NotImplemented:
+            return done  # type: ignore[no-any-return]
     members = arguments.members(group, "barrier")
     if members is None:
         return None

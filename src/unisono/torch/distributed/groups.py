@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from unisono.core import groups
+from unisono.core import fast, groups
 from unisono.core.arguments import as_int, as_ints
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError, LaunchError, NotReady
@@ -53,11 +53,17 @@ class GroupMember(metaclass=_World):
 
 def get_rank(group: Group | None = None) -> int:
     """This rank's number in the group; -1 if it is not a member."""
+    known = fast.get_rank(group)
+    if known is not NotImplemented:
+        return known  # type: ignore[no-any-return]
     return arguments.group_of(group).rank() if arguments.is_member(group) else -1
 
 
 def get_world_size(group: Group | None = None) -> int:
     """How many ranks the group has; -1 if this rank is not a member."""
+    known = fast.get_size(group)
+    if known is not NotImplemented:
+        return known  # type: ignore[no-any-return]
     return arguments.group_of(group).size() if arguments.is_member(group) else -1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from unisono.core import dispatch
+from unisono.core import dispatch, fast
 from unisono.core.arguments import as_int
 from unisono.core.engine import Work
 from unisono.core.groups import Group
@@ -25,6 +25,8 @@ def send(
     group_dst: int | None = None,
 ) -> None:
     """Send `tensor` to rank `dst`; returns when it may be written again."""
+    if fast.send(tensor, dst, group, tag, group_dst) is None:
+        return
     data = arguments.view(tensor, "tensor")
     members = arguments.members(group, "send")
     if members is None:
@@ -43,6 +45,9 @@ def recv(
     group_src: int | None = None,
 ) -> int:
     """Receive into `tensor` from rank `src`, or from any; returns the sender's world rank."""
+    done = fast.recv(tensor, src, group, tag, group_src)
+    if done is not NotImplemented:
+        return done  # type: ignore[no-any-return]
     data = arguments.view(tensor, "tensor")
     members = arguments.members(group, "recv")
     if members is None:
@@ -62,6 +67,9 @@ def isend(
     group_dst: int | None = None,
 ) -> Work | None:
     """Start to send `tensor` to rank `dst`; do not change it until the work has ended."""
+    done = fast.isend(tensor, dst, group, tag, group_dst)
+    if done is not NotImplemented:
+        return done  # type: ignore[no-any-return]
     data = arguments.view(tensor, "tensor")
     members = arguments.members(group, "isend")
     if members is None:
@@ -79,6 +87,9 @@ def irecv(
     group_src: int | None = None,
 ) -> Work | None:
     """Start to receive into `tensor` from rank `src`, or from any rank."""
+    done = fast.irecv(tensor, src, group, tag, group_src)
+    if done is not NotImplemented:
+        return done  # type: ignore[no-any-return]
     data = arguments.view(tensor, "tensor")
     members = arguments.members(group, "irecv")
     if members is None:

@@ -1,0 +1,103 @@
+// native/python_call.hpp: how code that Python calls waits and fails: without the GIL, with Ctrl-C,
+// and with the classes of unisono.errors. Part of bind.cpp and fast_call.cpp.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "communicator.hpp"
+
+namespace unisono {
+
+/// Whether a signal handler has raised: Ctrl-C during a wait. The caller does not hold the GIL.
+inline bool interrupted() {
+    const nanobind::gil_scoped_acquire gil;
+    return PyErr_CheckSignals() != 0;
+}
+
+/// Any bytes as a string; empty ones as None.
+nanobind::object text_or_none(const std::string& text);
+
+/// Sets the Python error of a Failure. The caller holds the GIL.
+void set_error(const Failure& failure);
+
+/// Runs `body` without the GIL; returns the Failure that it throws.
+template <class Body>
+std::optional<Failure> failure_of(Body body) {
+    const nanobind::gil_scoped_release release;
+    try {
+        body();
+        return std::nullopt;
+    } catch (const Failure& failure) {
+        return failure;
+    }
+}
+
+/// Runs `body` without the GIL, and raises the Failure that it throws.
+template <class Body>
+auto guarded(Body body) {
+    std::optional<Failure> caught;
+    {
+        const nanobind::gil_scoped_release release;
+        try {
+            return body();
+        } catch (const Failure& failure) {
+            caught = failure;
+        }
+    }
+    set_error(*caught);
+    throw nanobind::python_error();
+}
+
+/// What has to stay alive until a call has ended, even if nobody waits for it. Made and destroyed
+/// with the GIL held.
+class KeptUntilDone {
+public:
+    KeptUntilDone() = default;
+    KeptUntilDone(nanobind::object object, std::shared_ptr<Completion> completion)
+        : object_(std::move(object)), completion_(std::move(completion)) {}
+    KeptUntilDone(KeptUntilDone&&) = default;
+    KeptUntilDone& operator=(KeptUntilDone&&) = default;
+    ~KeptUntilDone() {
+        if (object_.is_valid() && !completion_->done()) leave(std::move(*this));
+    }
+
+    /// Lets go of what was left behind and is no longer needed.
+    static void sweep();
+
+private:
+    static void leave(KeptUntilDone&& kept);
+
+    nanobind::object object_;
+    std::shared_ptr<Completion> completion_;
+};
+
+/// A call in progress, for Python to wait for.
+struct CallHandle {
+    std::shared_ptr<Completion> completion;
+    std::shared_ptr<Transfer> transfer;
+    KeptUntilDone kept = {};
+    ForkGuard fork_guard = {};
+
+    bool wait(double seconds) const {
+        return guarded([&] {
+            fork_guard.check();
+            return completion->wait({seconds, interrupted});
+        });
+    }
+    void check() const {
+        if (const Failure* failure = completion->failure()) {
+            set_error(*failure);
+            throw nanobind::python_error();
+        }
+    }
+    int source() const { return transfer == nullptr ? -1 : transfer->source; }
+};
+
+/// Adds the functions of fast_call.cpp to the module.
+void add_fast_calls(nanobind::module_& module);
+
+}  // namespace unisono

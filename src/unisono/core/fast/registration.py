@@ -1,0 +1,124 @@
+"""What the native code of hot calls has to know: groups, the world, operators, tensors, hooks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from unisono.core.dtypes import DTYPES, DType, ReduceOp
+
+if TYPE_CHECKING:
+    from unisono.core.groups import Group
+
+_native: Any
+try:
+    from unisono._native import fast as _native
+except ImportError:  # without a compiler there are the other engines
+    _native = None
+
+__all__ = [
+    "calls_of",
+    "learn_operator",
+    "learn_torch",
+    "name_world",
+    "serve",
+    "set_backward",
+    "set_hooks",
+    "set_world",
+    "stop_serving",
+]
+
+
+def set_hooks(failed: Callable[..., None], started: Callable[..., Any]) -> None:
+    """Say what completes an error, `(error, verb, group, tag)`, and what makes the work of a call.
+
+    The latter is `(handle, verb, group, tag, tensors)`, for a call that is under way.
+    """
+    if _native is not None:
+        _native.set_hooks(failed, started)
+
+
+def set_backward(backward: bool) -> None:
+    """Mark the calls that this thread makes from now on, see `Call.backward`."""
+    if _native is not None:
+        _native.set_backward(backward)
+
+
+def set_world(world: Group | None) -> None:
+    """Say which group None means; None if there is none that all threads have."""
+    if _native is not None:
+        _native.set_world(world)
+
+
+def name_world(name: str) -> None:
+    """Let a name mean the world."""
+    if _native is not None:
+        _native.name_world(name)
+
+
+def serve(group: Group, communicator: Any) -> None:
+    """Let native code make the calls of a group on engine `shm`."""
+    if os.environ.get("UNISONO_FAST_CALLS") != "0":
+        _native.add_group(group, communicator, int(group.rank), list(group.ranks), [group.name])
+
+
+def stop_serving(communicator: Any) -> None:
+    """Leave the calls of a group to the general way; it is being closed."""
+    _native.remove_group(communicator)
+
+
+def calls_of(communicator: Any) -> int:
+    """How many collectives of a group native code has made."""
+    made: int = _native.calls_of(communicator)
+    return made
+
+
+def learn_operator(key: object, op: ReduceOp) -> None:
+    """Let an object, or a name in a dialect, mean an operator."""
+    if _native is not None:
+        _native.learn_operator(key, op.code, op.factor)
+
+
+#: DLPack's codes of our types; the number of bits tells those of one code apart.
+_DLPACK_CODES = {
+    "int": 0,
+    "uint": 1,
+    "float": 2,
+    "bfloat": 4,
+    "complex": 5,
+    "bool": 6,
+    "float8_e4m3fn": 10,
+    "float8_e4m3fnuz": 11,
+    "float8_e5m2": 12,
+    "float8_e5m2fnuz": 13,
+    "float8_e8m0fnu": 14,
+}
+
+
+def learn_torch() -> None:
+    """Let native code read the tensors of torch, which has been imported."""
+    if _native is None:
+        return
+    torch = sys.modules["torch"]
+    for kind in (torch.Tensor, torch.nn.Parameter):
+        if not _native.learn_torch(kind):
+            return
+    for dtype in DTYPES:
+        code = _DLPACK_CODES.get(dtype.name, _DLPACK_CODES.get(dtype.name.rstrip("0123456789"), -1))
+        _native.learn_dlpack(code, 8 * dtype.itemsize, *_facts(dtype))
+
+
+def _facts(dtype: DType) -> tuple[int, int, int]:
+    operators = sum(1 << op.code for op in ReduceOp.ALL if op.name in dtype.operators)
+    return dtype.code, dtype.itemsize, operators
+
+
+if _native is not None:
+    for _dtype in DTYPES:
+        _native.learn_numpy(np.ndarray, _dtype.numpy, *_facts(_dtype))
+    for _op in (*ReduceOp.ALL[:-1], ReduceOp.PREMUL_SUM):  # the last has some factor
+        learn_operator(_op, _op)
