@@ -45,7 +45,7 @@ endef
 
 .PHONY: demo test test-rest test-all environments lint format \
         test-native test-python test-engines test-mindspore test-bare \
-        rest-python rest-engines rest-mindspore \
+        rest-python rest-engines rest-general rest-mindspore \
         torch-suite test-openmpi soak fuzz flips resources sanitize model \
         bench bench-hosts bench-faults docs clean
 
@@ -54,7 +54,7 @@ demo: .venv/.installed
 
 test: environments lint test-native test-python test-engines test-mindspore test-bare
 
-test-rest: rest-python rest-engines rest-mindspore
+test-rest: rest-python rest-engines rest-general rest-mindspore
 
 test-all: test test-rest
 
@@ -157,6 +157,12 @@ rest-engines: .venv/.installed .venv/.dev
 	$(BIN)/python -m pytest -m each_engine \
 	    -k "form_a_world or its_traceback or dies" tests/test_pytest_plugin.py
 
+# The same calls on shared memory, all by the general way through Python.
+rest-general: export UNISONO_TEST_ENGINES = shm
+rest-general: export UNISONO_FAST_CALLS = 0
+rest-general: .venv/.installed .venv/.dev
+	$(call python-tests,each_engine and not thorough,$(wildcard tests/engines/*.py) $(FACES))
+
 test-mindspore: .venv-mindspore/.installed
 	$(SPORE)/python -m pytest -m "not thorough" tests/mindspore/upstream
 
@@ -175,6 +181,7 @@ soak: .venv/.installed .venv/.dev
 
 fuzz: .venv/.installed .venv/.dev
 	$(BIN)/python -m tests.long.fuzz.run --cases 100000
+	UNISONO_FAST_CALLS=0 $(BIN)/python -m tests.long.fuzz.run --cases 20000
 
 # The seed is printed first; build/sanitize-address/test_flips 1000000 SEED takes it.
 flips: .venv/.dev

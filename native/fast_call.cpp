@@ -128,6 +128,13 @@ bool fit(const Tensor& first, const Tensor& second) {
     return first.data + first.bytes() <= second.data || second.data + second.bytes() <= first.data;
 }
 
+/// Whether `whole` has the rows of such a part for each rank; a part without dimensions is a row.
+bool is_joined(const FastGroup& group, const Tensor& whole, const Tensor& part) {
+    if (part.dimensions == 0) return whole.dimensions == 1;
+    return whole.dimensions == part.dimensions && whole.shape[0] == part.shape[0] * group.size &&
+           std::equal(part.shape + 1, part.shape + part.dimensions, whole.shape + 1);
+}
+
 /// Whether `part` is this rank's part of `whole`, or memory of its own.
 bool fit_part(const FastGroup& group, const Tensor& whole, const Tensor& part) {
     const std::byte* own = whole.data + static_cast<std::uint64_t>(group.rank) * part.bytes();
@@ -294,13 +301,15 @@ PyObject* broadcast(PyObject*, Arguments given, Py_ssize_t) {
     return make(*group, call, *blocking, given[0]);
 }
 
-/// (output, input, group, async_op)
+/// (output, input, group, async_op, joined); `joined`: the output has the input's rows for each
+/// rank
 PyObject* all_gather_into(PyObject*, Arguments given, Py_ssize_t) {
     FastGroup* group = group_of(given[2]);
     const auto blocking = blocking_of(given[3]);
     Tensor output, input;
     if (group == nullptr || !blocking || !read_target(given[0], output) || !read(given[1], input) ||
-        !fit_part(*group, output, input))
+        !fit_part(*group, output, input) ||
+        (given[4] == Py_True && !is_joined(*group, output, input)))
         return not_ordinary();
     CallArguments call = call_of(Verb::all_gather, input);
     call.source = input.data;
@@ -308,13 +317,15 @@ PyObject* all_gather_into(PyObject*, Arguments given, Py_ssize_t) {
     return make(*group, call, *blocking, given[0], given[1]);
 }
 
-/// (output, input, op, group, async_op)
+/// (output, input, op, group, async_op, joined); `joined`: the input has the output's rows for each
+/// rank
 PyObject* reduce_scatter_into(PyObject*, Arguments given, Py_ssize_t) {
     FastGroup* group = group_of(given[3]);
     const auto blocking = blocking_of(given[4]);
     Tensor output, input;
     if (group == nullptr || !blocking || !read_target(given[0], output) || !read(given[1], input) ||
-        !fit_part(*group, input, output))
+        !fit_part(*group, input, output) ||
+        (given[5] == Py_True && !is_joined(*group, input, output)))
         return not_ordinary();
     const Operator* by = operator_of(given[2], *input.type);
     if (by == nullptr) return not_ordinary();
@@ -370,7 +381,7 @@ struct TensorList {
             Tensor& tensor = tensors[static_cast<std::size_t>(rank)];
             if (!unisono::read(PyList_GET_ITEM(list, rank), tensor)) return false;
             if (as_target && !tensor.writable) return false;
-            if (tensor.type->code != tensors[0].type->code || tensor.count != tensors[0].count)
+            if (tensor.type->code != tensors[0].type->code || !same_shape(tensor, tensors[0]))
                 return false;
         }
         return true;
@@ -675,8 +686,8 @@ PyMethodDef methods[] = {
     method<all_reduce, 4>("all_reduce"),
     method<reduce, 6>("reduce"),
     method<broadcast, 5>("broadcast"),
-    method<all_gather_into, 4>("all_gather_into"),
-    method<reduce_scatter_into, 5>("reduce_scatter_into"),
+    method<all_gather_into, 5>("all_gather_into"),
+    method<reduce_scatter_into, 6>("reduce_scatter_into"),
     method<all_to_all_into, 4>("all_to_all_into"),
     method<barrier, 2>("barrier"),
     method<all_gather_list, 3>("all_gather_list"),

@@ -110,6 +110,10 @@ def all_gather_into_tensor(
     output_tensor: Any, input_tensor: Any, group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
     """Join every rank's tensor along the first dimension in `output_tensor`, on every rank."""
+    if async_op is False:
+        done = fast.all_gather_into(output_tensor, input_tensor, group, False, True)
+        if done is None:
+            return None
     names = ("input_tensor", "output_tensor")
     (source, destination), waits = _views(input_tensor, output_tensor, names), blocking(async_op)
     members = resolve_group(group)
@@ -143,6 +147,10 @@ def reduce_scatter_tensor(
     output: Any, input: Any, op: str = "sum", group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
     """Combine `input` over the group and leave this rank's part of the rows in `output`."""
+    if async_op is False:
+        done = fast.reduce_scatter_into(output, input, op, group, False, True)
+        if done is None:
+            return None
     names = ("input", "output")
     (source, destination), waits = _views(input, output, names), blocking(async_op)
     combine = operator(op)
@@ -226,6 +234,10 @@ def all_to_all_single(
     async_op: bool = False,
 ) -> CommHandle | None:
     """Send part j of the rows of `input` to rank j, and receive part i of `output` from i."""
+    if async_op is False and output_split_sizes is None and input_split_sizes is None:
+        done = fast.all_to_all_into(output, input, group, False)
+        if done is None:
+            return None
     names = ("input", "output")
     (source, destination), waits = _views(input, output, names), blocking(async_op)
     leaving = _splits(input_split_sizes, "input_split_sizes")

@@ -170,7 +170,7 @@ def all_gather_single(
     output_tensor: Any, input_tensor: Any, group: Group | None = None, async_op: bool = False
 ) -> Work | None:
     """Collect every rank's tensor in one: joined or stacked, as the output is shaped."""
-    done = fast.all_gather_into(output_tensor, input_tensor, group, async_op)
+    done = fast.all_gather_into(output_tensor, input_tensor, group, async_op, False)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
     source = arguments.view(input_tensor, "input_tensor")
@@ -334,7 +334,7 @@ def reduce_scatter_single(
     async_op: bool = False,
 ) -> Work | None:
     """Combine every rank's `input` and leave part `rank` of it, of equal parts, in `output`."""
-    done = fast.reduce_scatter_into(output, input, op, group, async_op)
+    done = fast.reduce_scatter_into(output, input, op, group, async_op, False)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
     target = arguments.view(output, "output")

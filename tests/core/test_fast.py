@@ -1,0 +1,358 @@
+"""Hot calls in native code: the same results and errors as the general way, and that they run."""
+
+from __future__ import annotations
+
+import gc
+import re
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.helpers import worlds
+from unisono.core.fast import registration
+from unisono.core.groups import Group
+from unisono.errors import MismatchError
+from unisono.mindspore.communication import comm_func
+from unisono.mindspore.mint import distributed as mint
+from unisono.torch import distributed as dist
+
+KINDS = ["numpy", "torch"]
+#: What differs from call to call in an error: its number, its line, the name of the trace file.
+NUMBERS = re.compile(r"call \d+|:\d+|-[0-9a-f]{16}")
+DTYPES = ["float32", "float64", "int64", "uint8", "bool", "float16", "bfloat16", "complex64"]
+
+
+@contextmanager
+def general_way(world: Group) -> Iterator[None]:
+    """Leave all calls to Python."""
+    registration.set_world(None)
+    try:
+        yield
+    finally:
+        registration.set_world(world)
+
+
+def tensors(kind: str, dtype: str) -> Callable[..., Any]:
+    """What makes a tensor with values that depend on the rank."""
+
+    def make(rank: int, *shape: int) -> Any:
+        count = int(np.prod(shape))
+        values = (np.arange(count).reshape(shape) + rank) % 3 + 1
+        array = values.astype(getattr(ml_dtypes, dtype, dtype))
+        if kind == "numpy":
+            return array
+        torch = pytest.importorskip("torch")
+        return torch.tensor(values).to(getattr(torch, dtype))
+
+    return make
+
+
+def listed(tensor: Any) -> list[float]:
+    """Any tensor as plain numbers."""
+    if isinstance(tensor, list | tuple):
+        return [number for part in tensor if part is not None for number in listed(part)]
+    array = tensor if isinstance(tensor, np.ndarray) else tensor.to(_plain(tensor)).numpy()
+    return [complex(value) for value in array.astype(np.complex128).ravel()]
+
+
+def _plain(tensor: Any) -> Any:
+    import torch
+
+    return torch.complex128 if tensor.is_complex() else torch.float64
+
+
+# Each takes (make, rank, size) and returns what it wrote or returned.
+CALLS: dict[str, Callable[[Callable[..., Any], int, int], Any]] = {}
+
+
+def call(function: Callable[[Callable[..., Any], int, int], Any]) -> Any:
+    """Add a case."""
+    CALLS[function.__name__] = function
+    return function
+
+
+@call
+def all_reduce(make: Any, rank: int, size: int) -> Any:
+    x = make(rank, 5)
+    assert dist.all_reduce(x) is None
+    return x
+
+
+@call
+def all_reduce_later(make: Any, rank: int, size: int) -> Any:
+    x = make(rank, 2, 3)
+    work = dist.all_reduce(x, async_op=True)
+    assert work is not None
+    assert work.wait()
+    assert work.result() == [x] or work.result()[0] is x
+    return x
+
+
+@call
+def reduce(make: Any, rank: int, size: int) -> Any:
+    x = make(rank, 5)
+    dist.reduce(x, 1)
+    return x
+
+
+@call
+def broadcast(make: Any, rank: int, size: int) -> Any:
+    x = make(rank, 4)
+    dist.broadcast(x, group_src=1)
+    return x
+
+
+@call
+def all_gather_into_tensor(make: Any, rank: int, size: int) -> Any:
+    x = make(0, size * 2, 3)
+    dist.all_gather_into_tensor(x, make(rank, 2, 3))
+    return x
+
+
+@call
+def all_gather_in_place(make: Any, rank: int, size: int) -> Any:
+    x = make(rank, size, 3)
+    dist.all_gather_into_tensor(x, x[rank : rank + 1])
+    return x
+
+
+@call
+def reduce_scatter_tensor(make: Any, rank: int, size: int) -> Any:
+    x = make(0, 3)
+    dist.reduce_scatter_tensor(x, make(rank, size * 3))
+    return x
+
+
+@call
+def all_to_all_single(make: Any, rank: int, size: int) -> Any:
+    x = make(0, size * 2)
+    dist.all_to_all_single(x, make(rank, size * 2))
+    return x
+
+
+@call
+def all_gather(make: Any, rank: int, size: int) -> Any:
+    parts = [make(0, 2, 2) for _ in range(size)]
+    dist.all_gather(parts, make(rank, 2, 2))
+    return parts
+
+
+@call
+def all_to_all(make: Any, rank: int, size: int) -> Any:
+    parts = [make(0, 3) for _ in range(size)]
+    dist.all_to_all(parts, [make(rank + peer, 3) for peer in range(size)])
+    return parts
+
+
+@call
+def gather(make: Any, rank: int, size: int) -> Any:
+    parts = [make(0, 2) for _ in range(size)] if rank == 1 else None
+    dist.gather(make(rank, 2), parts, 1)
+    return parts or []
+
+
+@call
+def scatter(make: Any, rank: int, size: int) -> Any:
+    x = make(0, 2)
+    parts = [make(peer, 2) for peer in range(size)] if rank == 0 else None
+    dist.scatter(x, parts, 0)
+    return x
+
+
+@call
+def barrier(make: Any, rank: int, size: int) -> Any:
+    dist.barrier()
+    return []
+
+
+@call
+def functions_of_mindspore(make: Any, rank: int, size: int) -> Any:
+    return [
+        comm_func.all_reduce(make(rank, 2, 2))[0],
+        comm_func.all_gather_into_tensor(make(rank, 2, 2))[0],
+        comm_func.reduce_scatter_tensor(make(rank, size * 2, 2))[0],
+        comm_func.broadcast(make(rank, 3), 1),
+    ]
+
+
+@call
+def mint_in_place(make: Any, rank: int, size: int) -> Any:
+    x, y, z = make(rank, 2), make(rank, 3), make(rank, 4)
+    mint.all_reduce(x)
+    mint.broadcast(y, 1)
+    mint.reduce(z, 0)
+    mint.barrier()
+    whole, part, exchanged = make(0, size * 2, 2), make(rank, 2, 2), make(0, size)
+    mint.all_gather_into_tensor(whole, part)
+    mint.reduce_scatter_tensor(part, make(rank, size * 2, 2))
+    mint.all_to_all_single(exchanged, make(rank, size))
+    return [x, y, z, whole, part, exchanged]
+
+
+@call
+def messages(make: Any, rank: int, size: int) -> Any:
+    x = make(rank, 3)
+    if rank == 0:
+        dist.send(x, 1, tag=3)
+    elif rank == 1:
+        assert dist.recv(x, 0, tag=3) == 0
+    if rank == 0:
+        work = dist.isend(x, 1)
+    elif rank == 1:
+        work = dist.irecv(x)
+    else:
+        return x
+    assert work is not None
+    work.wait()
+    assert rank == 0 or work.source == 0
+    return x
+
+
+def both_ways(world: Group, kind: str, dtype: str) -> None:
+    """Make each call in native code and in Python, and compare."""
+    make = tensors(kind, dtype)
+    dist.all_reduce(make(0, 1))  # so that tensors of torch are known
+    for name, case in CALLS.items():
+        before = world.engine.fast_calls() if world.engine is not None else 0
+        found = listed(case(make, world.rank, world.size))
+        assert world.engine is not None
+        made = world.engine.fast_calls() - before
+        assert made > 0 or name == "messages", f"{name} did not run in native code"
+        with general_way(world):
+            expected = listed(case(make, world.rank, world.size))
+            assert world.engine.fast_calls() == before + made
+        assert found == expected, name
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_ways_give_the_same(all_worlds: worlds.Worlds, kind: str, dtype: str) -> None:
+    all_worlds.run("shm", 3, both_ways, kind, dtype)
+
+
+def one_each(world: Group) -> None:
+    """Ranks that go different ways meet."""
+    make = tensors("numpy", "float64")
+    for case in CALLS.values():
+        expected = listed(case(make, world.rank, world.size))
+        if world.rank == 0:
+            with general_way(world):
+                found = listed(case(make, world.rank, world.size))
+        else:
+            found = listed(case(make, world.rank, world.size))
+        assert found == expected
+
+
+def test_ranks_may_go_different_ways(all_worlds: worlds.Worlds) -> None:
+    all_worlds.run("shm", 3, one_each)
+
+
+def not_ordinary(world: Group) -> list[str]:
+    """Calls that native code leaves to Python, with results or errors."""
+    size, rank = world.size, world.rank
+    strided = np.ones((4, 4))[:, ::2]
+    frozen = np.ones(3)
+    frozen.flags.writeable = False
+    whole = np.arange(4.0 * size)
+    cases: list[Callable[[], Any]] = [
+        lambda: dist.all_reduce(strided),
+        lambda: dist.all_reduce(np.ones(3, ">f8")),
+        lambda: dist.all_reduce(frozen),
+        lambda: dist.all_reduce(np.ones(3, "datetime64[s]")),
+        lambda: dist.all_reduce(np.ones(3), op=dist.ReduceOp.BAND),
+        lambda: dist.all_reduce(np.ones(3, np.complex64), op=dist.ReduceOp.MAX),
+        lambda: dist.all_reduce(np.ones(3), "sum of all"),
+        lambda: dist.all_reduce([1, 2]),
+        lambda: dist.all_reduce(np.ones(3), async_op=np.ones(2)),
+        lambda: dist.all_reduce(np.ones(3), group="no such group"),
+        lambda: dist.broadcast(np.ones(3), 77),
+        lambda: dist.broadcast(np.ones(3)),
+        lambda: dist.broadcast(np.ones(3), 0, group_src=0),
+        lambda: dist.broadcast(np.ones(3), True),
+        lambda: dist.all_gather_into_tensor(np.ones(size), np.ones(2)),
+        lambda: dist.all_gather_into_tensor(whole, whole[1:5]),
+        lambda: dist.reduce_scatter_tensor(np.ones(2, np.float32), np.ones(2 * size)),
+        lambda: dist.all_to_all_single(np.ones(size + 1), np.ones(size + 1)),
+        lambda: dist.all_to_all_single(np.ones(()), np.ones(())),
+        lambda: dist.all_gather([np.ones(2)], np.ones(2)),
+        lambda: dist.all_gather([np.ones(2)] * size, np.ones((2, 1))),
+        lambda: dist.gather(np.ones(2), [np.ones(2)] * size, (rank + 1) % size),
+        lambda: dist.send(np.ones(2), rank),
+        lambda: dist.send(np.ones(2), 0, tag=1 << 70),
+        lambda: comm_func.all_reduce(np.ones(2), "product"),
+        lambda: comm_func.reduce_scatter_tensor(np.ones((size + 1, 2))),
+        lambda: comm_func.broadcast(np.ones(2), "0"),
+        lambda: mint.all_reduce(np.ones(2), group=3),
+        lambda: mint.all_gather_into_tensor(np.ones((2, size)), np.ones(2)),
+        lambda: mint.reduce_scatter_tensor(np.ones(2), np.ones((2, size))),
+    ]
+    seen = []
+    for case in cases:
+        try:
+            seen.append(repr(case()))
+        except Exception as error:
+            notes = " ".join(getattr(error, "__notes__", ()))
+            seen.append(f"{type(error).__name__}: {error} {notes}")
+    return [*seen, repr(strided.tolist())]
+
+
+def errors_both_ways(world: Group) -> None:
+    """Both ways refuse the same, in the same words."""
+    first = [NUMBERS.sub("", text) for text in not_ordinary(world)]
+    with general_way(world):
+        assert [NUMBERS.sub("", text) for text in not_ordinary(world)] == first
+
+
+def test_errors_are_those_of_the_general_way(all_worlds: worlds.Worlds) -> None:
+    all_worlds.run("shm", 3, errors_both_ways)
+
+
+def mismatch(world: Group) -> tuple[str, str]:
+    """The error of ranks that disagree, in native code and in Python."""
+    texts = []
+    for general in (False, True):
+        try:
+            if general:
+                with general_way(world):
+                    dist.all_reduce(np.ones(2 + world.rank))
+            else:
+                dist.all_reduce(np.ones(2 + world.rank))
+        except MismatchError as error:
+            texts.append(f"{error} {error.__notes__}")
+    return texts[0], texts[1]
+
+
+def test_a_mismatch_says_the_same(all_worlds: worlds.Worlds) -> None:
+    for fast, general in all_worlds.run("shm", 2, mismatch):
+        assert "in all_reduce (call " in fast
+        assert NUMBERS.sub("", fast) == NUMBERS.sub("", general)
+
+
+def keeps_memory(world: Group) -> None:
+    """A call that nobody waits for keeps its tensor, and lets go of it afterwards."""
+    if world.rank == 0:
+        x = np.ones(1000)
+        alive = weakref.ref(x)
+        dist.all_reduce(x, async_op=True)
+        del x
+        gc.collect()
+        assert alive() is not None
+    else:
+        dist.all_reduce(np.ones(1000))
+    dist.barrier()
+    if world.rank == 0:
+        work = dist.all_reduce(np.ones(1), async_op=True)
+        assert work is not None
+        work.wait()
+        assert alive() is None
+    else:
+        dist.all_reduce(np.ones(1))
+
+
+def test_memory_stays_until_the_call_has_ended(all_worlds: worlds.Worlds) -> None:
+    all_worlds.run("shm", 2, keeps_memory)
