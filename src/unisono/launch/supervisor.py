@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.errors import LaunchError
+from unisono.launch.cores import core_blocks
 from unisono.launch.outcome import Blame, ErrorSummary, RankOutcome, exit_code
-from unisono.launch.process import JobEnvironment, core_blocks, die_with_parent, inherited
+from unisono.launch.process import JobEnvironment, die_with_parent, inherited
 from unisono.launch.report import VARIABLE, ErrorReports
 
 __all__ = ["EndPolicy", "Supervisor"]
