@@ -134,8 +134,7 @@ def test_mpiexec_is_beside_the_python(tmp_path: Path, monkeypatch: pytest.Monkey
         peers.peer_library("mpich", python, 2)
     (tmp_path / "mpiexec").write_text("")
     (tmp_path / "mpiexec").chmod(0o755)
-    monkeypatch.setattr(peers, "physical_cores", lambda: 2)
-    monkeypatch.setattr(peers, "allowed_cores", lambda: range(4))
+    monkeypatch.setattr(peers, "allowed_cores", lambda: [[0, 2], [1, 3]])
     found = [peers.peer_library("openmpi", python, ranks).command for ranks in (2, 4, 8)]
     assert [command[:3] for command in found] == [
         [str(tmp_path / "mpiexec"), "-n", str(ranks)] for ranks in (2, 4, 8)

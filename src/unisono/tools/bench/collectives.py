@@ -162,7 +162,7 @@ def _rows(arguments: argparse.Namespace) -> list[_Row]:
     collectives = _collectives(arguments, every)
     ranks = arguments.n
     if ranks is None:
-        cores = len(allowed_cores())
+        cores = sum(map(len, allowed_cores()))
         ranks = [n for n in _RANKS if n <= cores] if arguments.against else []
         ranks = ranks or [2]
     rows = []

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unisono.errors import LaunchError
-from unisono.launch.cores import allowed_cores, physical_cores
+from unisono.launch.cores import allowed_cores
 from unisono.tools.bench import rank
 from unisono.tools.bench.runner import Library
 
@@ -63,9 +63,10 @@ def peer_library(name: str, python: str, ranks: int) -> Library:
 
 def _room(ranks: int) -> int:
     """Return which of the three sets of options fits this host."""
-    if ranks <= physical_cores():
+    cores = allowed_cores()
+    if ranks <= len(cores):
         return 0
-    return 1 if ranks <= len(allowed_cores()) else 2
+    return 1 if ranks <= sum(map(len, cores)) else 2
 
 
 def _command(python: str, way: str) -> Sequence[str]:

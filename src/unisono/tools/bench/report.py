@@ -34,13 +34,15 @@ class Progress:
     def __init__(self, total: int) -> None:
         self.done = 0
         self._total = total
-        self._began = time.monotonic()
+        self._began = 0.0  # when the first row did
         self._visible = sys.stderr.isatty()
 
     def show(self, what: str) -> None:
         """Draw the bar; `what` is measured now."""
         if not self._visible:
             return
+        if not self.done:
+            self._began = time.monotonic()
         filled = _BAR * self.done // self._total
         left = ""
         if self.done:

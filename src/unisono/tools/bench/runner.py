@@ -72,7 +72,9 @@ class LibraryRanks:
             processes = 1 if library.is_launcher else ranks
             self._supervisor = stack.enter_context(
                 Supervisor(
-                    processes, EndPolicy(_TIME_TO_LEAVE, grace=2.0), bind=not library.is_launcher
+                    processes,
+                    EndPolicy(_TIME_TO_LEAVE, grace=2.0),
+                    bind="none" if library.is_launcher else "share",
                 )
             )
             with self._log.open("w") as log:
