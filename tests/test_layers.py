@@ -43,7 +43,16 @@ FLOORS: dict[str, set[str]] = {
     # spawn() makes ranks that are threads by itself; all other engines are chosen by name.
     "launch": {"core", "engines.threads"},
     # Commands may use anything but each other, see below.
-    "tools": {"core", "engines.gaps", "_native", "torch", "mindspore", "mapping", "launch"},
+    "tools": {
+        "core",
+        "engines.gaps",
+        "engines.shm.tuning",
+        "_native",
+        "torch",
+        "mindspore",
+        "mapping",
+        "launch",
+    },
     "pytest_plugin": {"core", "launch"},
     "cli": {"launch", "tools"},
     "__main__": {"cli"},

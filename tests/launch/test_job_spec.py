@@ -141,7 +141,7 @@ def test_nothing_starts_if_a_program_is_wrong(
         (["-n", "1", "--engine", "shm", "SCRIPT"], "--engine is for the whole job"),
         (["-n", "1", "--timeout", "0", "SCRIPT"], "--timeout is for the whole job"),
         (["-n", "1", "--log-dir", "x", "SCRIPT"], "--log-dir is for the whole job"),
-        (["-n", "1", "--no-bind", "SCRIPT"], "--no-bind is for the whole job"),
+        (["-n", "1", "--bind", "core", "SCRIPT"], "--bind is for the whole job"),
         (["-n", "1", "--python", "no-such-python", "SCRIPT"], "no program 'no-such-python'"),
     ],
 )

@@ -180,6 +180,16 @@ def test_ranks_share_the_launchers_session_and_group(script: Callable[[str], str
     assert sorted(lines) == ["[0] True True", "[1] True True"]
 
 
+def threads_of(core: int) -> set[int]:
+    """The hardware threads of the core of one of them, as far as we may use them."""
+    path = Path(f"/sys/devices/system/cpu/cpu{core}/topology/core_cpus_list")
+    siblings = {core}
+    for part in path.read_text().strip().split(",") if path.exists() else ():
+        first, _, last = part.partition("-")
+        siblings |= set(range(int(first), int(last or first) + 1))
+    return siblings & os.sched_getaffinity(0)
+
+
 def cores_of(done: subprocess.CompletedProcess[str]) -> list[set[int]]:
     return [set(map(int, line.split()[1:])) for line in sorted(done.stdout.splitlines())]
 
@@ -195,7 +205,40 @@ def test_ranks_are_not_bound_if_there_are_too_few_cores(script: Callable[[str], 
     path = script("print(*os.sched_getaffinity(0))")
     everything = os.sched_getaffinity(0)
     assert cores_of(run("-n", str(CORES + 1), path)) == [everything] * (CORES + 1)
-    assert cores_of(run("-n", "1", "--no-bind", path)) == [everything]
+    assert cores_of(run("-n", "1", "--bind", "none", path)) == [everything]
+
+
+@pytest.mark.skipif(CORES < 2, reason="needs two cores")
+def test_each_rank_has_one_core_if_asked_for(script: Callable[[str], str]) -> None:
+    path = script("print(*os.sched_getaffinity(0))")
+    (alone,) = cores_of(run("-n", "1", "--bind", "core", path))
+    assert alone == threads_of(min(alone)) < os.sched_getaffinity(0)
+    first, second = cores_of(run("-n", "2", "--bind", "core", path))
+    assert len(first) == len(second) and not first & second
+
+
+def test_one_core_for_each_rank_needs_as_many(script: Callable[[str], str]) -> None:
+    path = script("print('started')")
+    done = run("-n", str(CORES + 1), "--bind", "core", path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"needs a core for each of {CORES + 1} ranks, and there are {CORES}" in done.stderr
+    done = run("-n", "1", "--bind", "tightly", path)
+    assert done.returncode == 2 and "invalid choice: 'tightly'" in done.stderr
+
+
+def test_ranks_of_other_launchers_keep_their_cores(script: Callable[[str], str]) -> None:
+    body = "import unisono.torch.distributed as dist; before = os.sched_getaffinity(0)\n"
+    body += "dist.init_process_group(); print(os.sched_getaffinity(0) == before)"
+    done = subprocess.run(
+        [sys.executable, script(body)],
+        env={**os.environ, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+        | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_only_the_first_rank_reads_stdin(script: Callable[[str], str]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.thorough import essential
 from unisono.tools.bench import collectives, faces
 
 
@@ -32,26 +33,56 @@ def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_table_plot_and_peer(tmp_path: Path) -> None:
-    plot = tmp_path / "bench.png"
-    done = call("--sizes", "8,64K", "--against", "gloo", "--plot", str(plot))
+def test_tables_plot_and_peer(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    plot, figures = tmp_path / "bench.png", tmp_path / "bench.json"
+    asked = ["--collectives", "all_reduce,broadcast", "--sizes", "8,64K", "--against", "gloo"]
+    done = call(*asked, "--plot", str(plot), "--json", str(figures))
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0] == "all_reduce, 2 ranks, float32"
-    assert lines[1].split() == ["size", "shm", "gloo", "gloo/shm"]
-    assert [line.split()[:2] for line in lines[2:]] == [["8", "B"], ["64", "KiB"]]
     assert plot.read_bytes().startswith(b"\x89PNG")
+    lines = done.stdout.splitlines()
+    header = ["size", "unisono", "gloo", "memcpy", "unisono/memcpy", "best/unisono"]
+    found = json.loads(figures.read_text())
+    for title in ("all_reduce, 2 ranks, float32", "broadcast, 2 ranks, float32"):
+        start = lines.index(title)
+        assert lines[start + 1].split() == header
+        rows = [line.split() for line in lines[start + 2 : start + 4]]
+        assert [row[:2] for row in rows] == [["8", "B"], ["64", "KiB"]]
+        ratios = [cell["ratio"] for cell in found["cells"] if title.startswith(cell["collective"])]
+        assert [float(row[-1]) for row in rows] == pytest.approx(ratios, abs=0.006)
+    assert f"geometric mean of 4 rows: {found['geometric_mean']:.2f};" in lines[-1]
+    for cell in found["cells"]:
+        assert cell["best_peer"] == "gloo"
+        assert cell["ratio"] == cell["seconds"]["gloo"] / cell["seconds"]["unisono"]
+
+    # The file has everything, so the same is printed from it.
+    picture = tmp_path / "again.svg"
+    again = call("--from", str(figures), "--plot", str(picture))
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+    assert "<svg" in picture.read_text()
+    some = call("--from", str(figures), "--collectives", "broadcast", "--sizes", "64K", "--json")
+    (cell,) = json.loads(some.stdout)["cells"]
+    assert (cell["collective"], cell["bytes"]) == ("broadcast", 65536)
+    none = call("--from", str(figures), "--ranks", "3")
+    assert none.returncode == 2 and "has no such rows" in none.stderr
 
 
-def test_every_collective_as_json() -> None:
+@pytest.mark.parametrize("face", essential(1, collectives.FACES))
+def test_every_collective_as_json(face: str) -> None:
     every = ",".join(collectives.COLLECTIVES)
-    done = call("collectives", "--sizes", "1K", "--collectives", every, "-n", "3", "--json")
+    asked = ["--sizes", "1K", "--collectives", every, "--ranks", "2,3", "--face", face]
+    done = call("collectives", *asked, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert [cell["collective"] for cell in found["cells"]] == list(collectives.COLLECTIVES)
+    assert (found["face"], found["geometric_mean"], found["left_out"]) == (face, None, {})
+    rows = [(cell["ranks"], cell["collective"]) for cell in found["cells"]]
+    assert rows == [(ranks, name) for ranks in (2, 3) for name in collectives.COLLECTIVES]
     for cell in found["cells"]:
-        assert len(cell["rounds"]["shm"]) == 2
-        assert 0 < cell["seconds"]["shm"] < 10
+        assert cell["ratio"] is None
+        for name in ("unisono", "memcpy"):
+            first, third = cell["quartiles"][name]
+            assert len(cell["rounds"][name]) == 2
+            assert 0 < first <= cell["seconds"][name] <= third < 10
 
 
 @pytest.mark.parametrize(
@@ -62,6 +93,14 @@ def test_every_collective_as_json() -> None:
         (["--sizes", "2"], "'2' is not a size"),
         (["--sizes", "huge"], "'huge' is not a size"),
         (["-n", "0"], "the number of ranks is 0"),
+        (["--ranks", "2,many"], "the number of ranks is many"),
+        (["--face", "moon"], "no face 'moon'; there are torch, comm_func"),
+        (["--peer-env", "mpich"], "--peer-env is 'mpich'; write NAME=PYTHON"),
+        (["--peer-env", "lam=python"], "no peer 'lam'; there are intel, openmpi, mpich, gloo"),
+        (["--peer-env", "mpich=nowhere"], "there is no Python 'nowhere'"),
+        (["--plot", "bench.doc"], "--plot bench.doc is not a picture; end it with .svg"),
+        (["--from", "nowhere.json"], "--from nowhere.json cannot be read"),
+        (["--json", "faces"], "--json faces: write `bench faces --json`"),
         (["--engine", "steam"], "no engine 'steam'"),
         (["--rounds", "0"], "the number of rounds is 0"),
         (["--seconds", "0"], "--seconds is 0; give a number above 0"),
@@ -136,7 +175,7 @@ def test_faces_as_json() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["-n", "0"], "the number of ranks is 0"),
+        (["-n", "2,4"], "`bench faces` has one number of ranks; give -n 2"),
         (["--rounds", "0"], "the number of rounds is 0"),
         (["--engine", "steam"], "no engine 'steam'"),
         (

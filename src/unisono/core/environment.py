@@ -18,7 +18,15 @@ from typing import Any
 
 from unisono.errors import ArgumentError, LaunchError
 
-__all__ = ["DEFAULT_TIMEOUT", "Launch", "find", "from_file", "given_secret", "timeout"]
+__all__ = [
+    "DEFAULT_TIMEOUT",
+    "Launch",
+    "cache_folder",
+    "find",
+    "from_file",
+    "given_secret",
+    "timeout",
+]
 
 #: Seconds that a call may wait for others, unless the caller or UNISONO_TIMEOUT says otherwise.
 DEFAULT_TIMEOUT = 1800.0
@@ -124,6 +132,17 @@ def timeout(seconds: float | None = None, environ: Mapping[str, str] = os.enviro
     if not 0 < value <= threading.TIMEOUT_MAX:
         raise ArgumentError(f"{what} is {given!r}; give seconds as a number above 0")
     return value
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder for what can be made again: UNISONO_CACHE, else one in the user's cache.
+
+    >>> cache_folder({"XDG_CACHE_HOME": "/var/cache"})
+    PosixPath('/var/cache/unisono')
+    """
+    if environ.get("UNISONO_CACHE"):
+        return Path(environ["UNISONO_CACHE"]).absolute()
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unisono"
 
 
 def given_secret(environ: Mapping[str, str] = os.environ) -> bytes:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unisono.errors import ArgumentError, LaunchError
+from unisono.launch.cores import BINDINGS
 
 __all__ = [
     "ProgramSpec",
@@ -53,13 +54,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of one program; everything from the script's name on is for the script."""
     parser.usage = (
         "unisono run -n N [--python P] [--patch F] [--engine E] [--timeout S] [--log-dir D] "
-        "[--no-bind] script.py | -m module ... "
+        "[--bind B] script.py | -m module ... "
         "[: -n N [--python P] [--patch F] script.py | -m module ...]..."
     )
     parser.epilog = (
         "Programs separated by a lone colon run as one job, in one world; their ranks are "
         "numbered in order. The options of the whole job (--engine, --timeout, --log-dir, "
-        "--no-bind) go before the first colon."
+        "--bind) go before the first colon."
     )
     parser.add_argument("-n", type=int, required=True, metavar="N", help="the number of ranks")
     parser.add_argument(
@@ -84,7 +85,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="D",
         help="also write the output of each rank R to D/rank-R.out and D/rank-R.err",
     )
-    job.add_argument("--no-bind", action="store_true", help="do not give each rank its own cores")
+    job.add_argument(
+        "--bind",
+        choices=BINDINGS,
+        metavar="B",
+        help="the cores of each rank: share (an equal part of all cores, with room for threads of "
+        "torch and NumPy; all cores if there are fewer of them than ranks; the default), core (one "
+        "core), or none (all cores)",
+    )
     # Both take everything that follows, so that we never read the script's own options.
     parser.add_argument(
         "-m", nargs=argparse.REMAINDER, dest="module", help="the module to run, and its arguments"
@@ -99,9 +107,8 @@ def read_programs(arguments: argparse.Namespace) -> list[ProgramSpec]:
     more: list[argparse.Namespace] = getattr(arguments, "more", [])
     for later in more:
         # There would be two values for one job: do not choose, say where it belongs.
-        for name in ("engine", "timeout", "log_dir", "no_bind"):
-            value = getattr(later, name)
-            if value is not None and value is not False:
+        for name in ("engine", "timeout", "log_dir", "bind"):
+            if getattr(later, name) is not None:
                 option = "--" + name.replace("_", "-")
                 raise ArgumentError(
                     f"{option} is for the whole job; give it before the first colon"

@@ -1,4 +1,4 @@
-"""What a rank is given before it starts: variables, cores of its own, death with its parent."""
+"""What a rank is given before it starts: variables, cores, death with its parent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["JobEnvironment", "ReservedPort", "core_blocks", "die_with_parent", "inherited"]
+__all__ = ["JobEnvironment", "ReservedPort", "die_with_parent", "inherited"]
 
 _PR_SET_PDEATHSIG = 1
 # Loaded here, because a child between fork and exec must not load anything.
@@ -66,19 +66,6 @@ class JobEnvironment:
             "RANK_SIZE": str(self.size),
             "DEVICE_ID": str(rank),
         }
-
-
-def core_blocks(n: int) -> list[set[int]] | None:
-    """Share the cores that we may use among n ranks, or return None if there are not enough.
-
-    Ranks that spin on one core keep each other from running, so each gets neighbouring cores of its
-    own; with more ranks than cores the scheduler must be free to move them.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    share = len(cores) // n
-    if share == 0:
-        return None
-    return [set(cores[rank * share : (rank + 1) * share]) for rank in range(n)]
 
 
 def die_with_parent(parent: int) -> None:

@@ -41,7 +41,7 @@ def main(arguments: argparse.Namespace) -> int:
         engine=arguments.engine,
         timeout=arguments.timeout,
         log_dir=arguments.log_dir,
-        bind=not arguments.no_bind,
+        bind=arguments.bind or "share",
     )
 
 
@@ -51,7 +51,7 @@ def run(
     engine: str | None = None,
     timeout: float | None = None,
     log_dir: Path | None = None,
-    bind: bool = True,
+    bind: str = "share",
 ) -> int:
     """Start the ranks of all programs as one job, wait for them, and return the job's exit code.
 

@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.errors import LaunchError
+from unisono.launch.cores import core_blocks
 from unisono.launch.outcome import Blame, ErrorSummary, RankOutcome, exit_code
-from unisono.launch.process import JobEnvironment, core_blocks, die_with_parent, inherited
+from unisono.launch.process import JobEnvironment, die_with_parent, inherited
 from unisono.launch.report import VARIABLE, ErrorReports
 
 __all__ = ["EndPolicy", "Supervisor"]
@@ -63,20 +64,21 @@ class Supervisor:
     """Starts, watches and ends the ranks of one job.
 
     `failures` holds the ranks that failed by themselves, in the order in which they did; `codes`
-    the exit codes of all that have ended; `stopped` those that we ended, with the reason. A process
-    with other threads must not run Python code in its children before they execute their program:
-    with `has_threads` ranks are not bound to cores, and have to call `die_with_parent` themselves.
+    the exit codes of all that have ended; `stopped` those that we ended, with the reason. `bind` is
+    how ranks are bound to cores, one of `cores.BINDINGS`. A process with other threads must not run
+    Python code in its children before they execute their program: with `has_threads` ranks are not
+    bound to cores, and have to call `die_with_parent` themselves.
     """
 
     def __init__(
-        self, size: int, policy: EndPolicy, *, bind: bool = True, has_threads: bool = False
+        self, size: int, policy: EndPolicy, *, bind: str = "share", has_threads: bool = False
     ) -> None:
         self.job = JobEnvironment(size)  # holds the ranks' port until they have ended
         self.policy = policy
         self.failures: dict[int, RankOutcome] = {}
         self.codes: dict[int, int] = {}
         self.stopped: dict[int, str] = {}
-        self._blocks = core_blocks(size) if bind else None
+        self._blocks = core_blocks(size, bind)
         self._has_threads = has_threads
         self._reports = ErrorReports(size)
         self._children: list[_Child] = []

@@ -1,142 +1,256 @@
-"""`unisono bench collectives`: latency by collective, size and engine, next to other libraries.
+"""`unisono bench collectives`: latency by collective, ranks and size, next to other libraries.
 
-For every cell the libraries run in turn. The time of a round is that of its slowest rank, and the
-time of a cell is the median of its rounds. Every result is checked before it is timed.
+For every row the libraries run in turn. Each loop of calls begins after a barrier; its time is that
+of the slowest rank, and the time of a row is the median of its rounds. A plain copy of the same
+bytes, by all ranks at once, takes its turns with them: it is the memory's own speed. Every result
+is checked before it is timed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
+import platform
 import statistics
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from unisono.core import registry
-from unisono.errors import ArgumentError
-from unisono.tools.bench.arguments import PEERS, need_torch, split_names
+from unisono.engines.shm import tuning
+from unisono.errors import ArgumentError, LaunchError
+from unisono.launch.cores import allowed_cores
+from unisono.tools.bench import plot, report
+from unisono.tools.bench.arguments import STDOUT, parse_size, split_names, write_json
+from unisono.tools.bench.environments import given_pythons, peer_python
+from unisono.tools.bench.peers import PACKAGES, peer_library, unisono_library
 from unisono.tools.bench.runner import LibraryRanks, calls_per_round, in_turn, start_libraries
-from unisono.tools.formatting import byte_size, duration, plural, ratio
-from unisono.tools.table import line
+from unisono.tools.formatting import byte_size, plural
 
-__all__ = ["COLLECTIVES", "main", "measure"]
+__all__ = ["COLLECTIVES", "FACES", "main", "measure"]
 
-COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
+FACES = ("torch", "comm_func")
+_MEMORY = "memcpy"
+_SCHEMA = 1
+
+#: The rows of a comparison: many sizes of few ranks, and fewer of more.
+_RANKS = (2, 8, 16)
+_SIZES = "8,1K,16K,64K,256K,1M,4M,16M,64M"
+_FEWER_SIZES = "8,16K,256K,4M,64M"
+_MANY_RANKS = 8
+
+_Row = tuple[int, str, int]
+_LeaveOut = Callable[[str, LaunchError], None]
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Measure, and print the table."""
-    collectives = split_names(arguments.collectives, COLLECTIVES, "collective")
-    peers = split_names(arguments.against, PEERS, "peer")
-    sizes = [_parse_size(text) for text in arguments.sizes.split(",")]
-    if peers:
-        need_torch(f"--against {peers[0]}")
+    """Measure, and print the tables."""
     if arguments.plot is not None:
-        _need_matplotlib()
-    registry.load(arguments.engine)
-    names = [arguments.engine, *peers]
-    header = _header(names)
-    widths = [max(len(name), 10) for name in header]
-    align = ">" * len(header)
-    cells = []
-    with start_libraries(names, arguments.n, "unisono.tools.bench.rank") as libraries:
-        for collective in collectives:
-            if not arguments.json:
-                print(f"{collective}, {plural(arguments.n, 'rank')}, float32")
-                print(line(header, widths, align), flush=True)
-            for size in sizes:
-                cell = measure(libraries, collective, size, arguments.rounds, arguments.seconds)
-                cells.append(cell)
-                if not arguments.json:
-                    print(line(_row(cell, names), widths, align), flush=True)
-    if arguments.json:
-        print(json.dumps({"ranks": arguments.n, "cores": os.cpu_count(), "cells": cells}, indent=2))
+        plot.check(arguments.plot)
+    file = getattr(arguments, "from")  # a keyword
+    found = _measured(arguments) if file is None else _earlier(file, arguments)
+    if arguments.json is not None:
+        write_json(found, arguments.json)
     if arguments.plot is not None:
-        _draw(Path(arguments.plot), cells, names, arguments.n)
+        plot.draw(found, arguments.plot)
     return 0
+
+
+def _earlier(file: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Read what an earlier run has written, and print the rows that are asked for."""
+    try:
+        found: dict[str, Any] = json.loads(Path(file).read_text())
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"--from {file} cannot be read: {error}") from error
+    if not isinstance(found, dict) or found.get("schema") != _SCHEMA:
+        raise ArgumentError(
+            f"--from {file} is not what --json of this version writes; measure again"
+        )
+    asked = {
+        "ranks": arguments.n,
+        "collective": _collectives(arguments, ",".join(COLLECTIVES)),
+        "bytes": arguments.sizes and _sizes(arguments.sizes),
+    }
+    found["cells"] = [
+        cell
+        for cell in found["cells"]
+        if all(values is None or cell[name] in values for name, values in asked.items())
+    ]
+    if not found["cells"]:
+        raise ArgumentError(f"--from {file} has no such rows; ask for others")
+    found["geometric_mean"] = report.geometric_mean(found["cells"])
+    if arguments.json != STDOUT:
+        report.print_heading(found)
+        for cells in report.tables(found["cells"]):
+            report.print_table(cells)
+        report.print_summary(found)
+    return found
+
+
+def _measured(arguments: argparse.Namespace) -> dict[str, Any]:
+    rows = _rows(arguments)
+    peers = split_names(arguments.against, tuple(PACKAGES), "peer")
+    given = given_pythons(arguments.peer_env)
+    if arguments.face not in FACES:
+        raise ArgumentError(f"no face {arguments.face!r}; there are {', '.join(FACES)}")
+    registry.load(arguments.engine)
+    found: dict[str, Any] = {
+        "schema": _SCHEMA,
+        "machine": {
+            **tuning.machine(),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+        },
+        "engine": arguments.engine,
+        "face": arguments.face,
+        "libraries": {},
+        "left_out": {},
+        "geometric_mean": None,
+        "cells": [],
+    }
+
+    def leave_out(name: str, error: LaunchError) -> None:
+        found["left_out"][name] = str(error)
+        print(f"unisono: {name} is left out: {error}", file=sys.stderr, flush=True)
+
+    pythons = {}
+    for name in peers:
+        try:
+            pythons[name] = peer_python(name, given)
+        except LaunchError as error:
+            leave_out(name, error)
+    shown = arguments.json != STDOUT
+    with report.Progress(len(rows)) as progress:
+        for ranks in dict.fromkeys(row[0] for row in rows):
+            libraries = [unisono_library(arguments.engine, arguments.face)]
+            for name, python in pythons.items():
+                try:
+                    libraries.append(peer_library(name, python, ranks))
+                except LaunchError as error:
+                    leave_out(name, error)
+            with start_libraries(libraries, ranks, leave_out) as running:
+                if peers and len(running) == 1 and not found["cells"]:
+                    raise LaunchError(
+                        f"no peer is left of {', '.join(peers)}, for the reasons above; "
+                        "name an environment with --peer-env"
+                    )
+                if shown and not found["cells"]:
+                    found["libraries"] = {own.name: own.version for own in running}
+                    progress.clear()
+                    report.print_heading(found)
+                found["libraries"] |= {own.name: own.version for own in running}
+                for cells in _tables(running, rows, ranks, arguments, progress, leave_out):
+                    found["cells"] += cells
+                    found["geometric_mean"] = report.geometric_mean(found["cells"])
+                    progress.clear()
+                    if shown:
+                        report.print_table(cells)
+                    if arguments.json not in (None, STDOUT):
+                        write_json(found, arguments.json)  # an interrupt keeps what is measured
+    if shown:
+        report.print_summary(found)
+    return found
+
+
+def _rows(arguments: argparse.Namespace) -> list[_Row]:
+    """List the rows to measure: ranks, collective and size."""
+    every = ",".join(COLLECTIVES) if arguments.against else "all_reduce"
+    collectives = _collectives(arguments, every)
+    ranks = arguments.n
+    if ranks is None:
+        cores = sum(map(len, allowed_cores()))
+        ranks = [n for n in _RANKS if n <= cores] if arguments.against else []
+        ranks = ranks or [2]
+    rows = []
+    for n in ranks:
+        sizes = _sizes(arguments.sizes or (_FEWER_SIZES if n >= _MANY_RANKS else _SIZES))
+        rows += [(n, collective, size) for collective in collectives for size in sizes]
+    return rows
+
+
+def _collectives(arguments: argparse.Namespace, default: str) -> list[str]:
+    return split_names(arguments.collectives or default, COLLECTIVES, "collective")
+
+
+def _sizes(text: str) -> list[int]:
+    return [parse_size(one) for one in text.split(",")]
+
+
+def _tables(
+    libraries: list[LibraryRanks],
+    rows: Sequence[_Row],
+    ranks: int,
+    arguments: argparse.Namespace,
+    progress: report.Progress,
+    leave_out: _LeaveOut,
+) -> Iterator[list[dict[str, Any]]]:
+    """Measure all rows with this number of ranks, and yield them by collective."""
+    for collective in dict.fromkeys(row[1] for row in rows):
+        cells = []
+        for size in [row[2] for row in rows if row[:2] == (ranks, collective)]:
+            progress.show(f"{collective}, {byte_size(size)}, {plural(ranks, 'rank')}")
+            cell = None
+            while cell is None:
+                try:
+                    cell = measure(libraries, collective, size, arguments.rounds, arguments.seconds)
+                except LaunchError as error:
+                    failed = next((own for own in libraries[1:] if own.has_failed), None)
+                    if failed is None:
+                        raise
+                    libraries.remove(failed)
+                    failed.close()
+                    leave_out(failed.name, error)
+            cells.append({"ranks": ranks, **cell})
+            progress.done += 1
+        yield cells
 
 
 def measure(
     libraries: Sequence[LibraryRanks], collective: str, size: int, rounds: int, seconds: float
 ) -> dict[str, Any]:
-    """Measure one cell of the table: the median seconds of a call for each library."""
-    requests = {}
-    for library in libraries:
-        request = {"collective": collective, "bytes": size, "calls": 1, "check": True}
+    """Measure one row: the median seconds of a call for each library, and of a copy of memory.
+
+    The first library is unisono; its ranks also copy memory.
+    """
+    entries = [(library, library.name, collective) for library in libraries]
+    entries.append((libraries[0], _MEMORY, _MEMORY))
+    calls: dict[str, int] = {}
+    for library, name, verb in entries:
+        request = {"collective": verb, "bytes": size, "calls": 3, "check": True}
         library.ask(request)
-        once = library.slowest({**request, "calls": 3, "check": False})
-        requests[library.name] = {
-            **request,
-            "calls": calls_per_round(seconds, once),
-            "check": False,
-        }
-    times: dict[str, list[float]] = {library.name: [] for library in libraries}
-    for library in in_turn(libraries, rounds):
-        times[library.name].append(library.slowest(requests[library.name]))
+        # The first calls after a sleep are slow, so a short round says how long a call takes.
+        once = library.slowest({**request, "check": False})
+        trial = {**request, "calls": calls_per_round(seconds / 10, once), "check": False}
+        calls[name] = calls_per_round(seconds, library.slowest(trial))
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for library, name, verb in in_turn(entries, rounds):
+        request = {"collective": verb, "bytes": size, "calls": calls[name], "check": False}
+        times[name].append(library.slowest(request))
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    peers = {library.name: medians[library.name] for library in libraries[1:]}
+    best = min(peers, key=peers.__getitem__, default=None)
     return {
         "collective": collective,
         "bytes": size,
-        "seconds": {name: statistics.median(values) for name, values in times.items()},
+        "seconds": medians,
+        "quartiles": {name: _quartiles(values) for name, values in times.items()},
+        "best_peer": best,
+        "ratio": None if best is None else peers[best] / medians[libraries[0].name],
         "rounds": times,
     }
 
 
-# ---- sizes, rows, plots --------------------------------------------------------------------------
+def _quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """Return the first and the third quartile.
 
-
-def _parse_size(text: str) -> int:
-    match = re.fullmatch(r"(\d+)([KMG]?)", text.strip().upper())
-    size: int = int(match[1]) << 10 * " KMG".index(match[2] or " ") if match else 0
-    if size < 4:
-        raise ArgumentError(f"{text!r} is not a size of 4 bytes or more; write 8, 64K, 1M")
-    return size
-
-
-def _header(names: Sequence[str]) -> list[str]:
-    return ["size", *names, *(f"{name}/{names[0]}" for name in names[1:])]
-
-
-def _row(cell: dict[str, Any], names: Sequence[str]) -> list[str]:
-    seconds = [cell["seconds"][name] for name in names]
-    ratios = [ratio(value / seconds[0]) for value in seconds[1:]]
-    return [byte_size(cell["bytes"]), *map(duration, seconds), *ratios]
-
-
-def _need_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ArgumentError("--plot needs matplotlib: pip install 'unisono[bench]'") from None
-
-
-def _draw(file: Path, cells: Sequence[dict[str, Any]], names: Sequence[str], ranks: int) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    collectives = list(dict.fromkeys(cell["collective"] for cell in cells))
-    figure, axes = pyplot.subplots(
-        1, len(collectives), figsize=(6 * len(collectives), 4.5), squeeze=False
-    )
-    for axis, collective in zip(axes[0], collectives, strict=True):
-        own = [cell for cell in cells if cell["collective"] == collective]
-        for name in names:
-            axis.loglog(
-                [cell["bytes"] for cell in own],
-                [cell["seconds"][name] * 1e6 for cell in own],
-                marker="o",
-                label=name,
-            )
-        ticks = [cell["bytes"] for cell in own]
-        axis.set_xticks(ticks, [byte_size(size) for size in ticks], rotation=45, ha="right")
-        axis.minorticks_off()
-        axis.set(title=f"{collective}, {ranks} ranks", ylabel="microseconds per call")
-        axis.grid(alpha=0.3)
-        axis.legend()
-    figure.tight_layout()
-    figure.savefig(file, dpi=120)
-    pyplot.close(figure)
+    >>> _quartiles([4.0, 1.0, 2.0, 3.0, 5.0])
+    (2.0, 4.0)
+    """
+    if len(values) == 1:
+        return values[0], values[0]
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    return first, third

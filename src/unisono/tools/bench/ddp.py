@@ -10,7 +10,6 @@ are checked before they are timed.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import statistics
@@ -19,9 +18,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.errors import ArgumentError
-from unisono.tools.bench.arguments import PEERS, need_torch, split_names
+from unisono.tools.bench.arguments import (
+    STDOUT,
+    need_torch,
+    one_number,
+    split_names,
+    write_json,
+)
 from unisono.tools.bench.ddp_rank import BATCH
-from unisono.tools.bench.runner import LibraryRanks, calls_per_round, in_turn, start_libraries
+from unisono.tools.bench.runner import (
+    Library,
+    LibraryRanks,
+    calls_per_round,
+    in_turn,
+    start_libraries,
+)
 from unisono.tools.formatting import duration, plural, ratio
 from unisono.tools.table import line
 
@@ -33,28 +44,31 @@ _NOISE = 0.05  # on an idle host noise may make a share this negative
 
 def main(arguments: argparse.Namespace) -> int:
     """Measure, and print the table."""
-    peers = split_names(arguments.against, PEERS, "peer")
+    peers = split_names(arguments.against, ("gloo",), "peer")
     sizes = [_parse_parameters(text) for text in arguments.parameters.split(",")]
+    ranks = one_number(arguments.n or [2], "ddp")
     need_torch("`bench ddp`")
     names = ["unisono", *peers]
     header = _header(names)
     widths = [max(len(name), 10) for name in header]
     align = ">" * len(header)
+    shown = arguments.json != STDOUT
     cells = []
-    with start_libraries(names, arguments.n, "unisono.tools.bench.ddp_rank") as libraries:
-        if not arguments.json:
-            ranks = plural(arguments.n, "rank")
-            print(f"a step of DistributedDataParallel, {ranks}, {BATCH} samples each, float32;")
+    command = (sys.executable, "-m", "unisono.tools.bench.ddp_rank")
+    with start_libraries([Library(name, (*command, name)) for name in names], ranks) as libraries:
+        if shown:
+            count = plural(ranks, "rank")
+            print(f"a step of DistributedDataParallel, {count}, {BATCH} samples each, float32;")
             print("share: the part of the step that is communication")
             print(line(header, widths, align), flush=True)
         for parameters in sizes:
             cell = measure(libraries, parameters, arguments.rounds, arguments.seconds)
             cells.append(cell)
-            if not arguments.json:
+            if shown:
                 print(line(_row(cell, names), widths, align), flush=True)
-    if arguments.json:
-        found = {"ranks": arguments.n, "cores": os.cpu_count(), "batch": BATCH, "cells": cells}
-        print(json.dumps(found, indent=2))
+    if arguments.json is not None:
+        found = {"ranks": ranks, "cores": os.cpu_count(), "batch": BATCH, "cells": cells}
+        write_json(found, arguments.json)
     if any(share < -_NOISE for cell in cells for share in cell["share"].values()):
         print(
             "unisono: steps took longer without communication than with it, so another program "

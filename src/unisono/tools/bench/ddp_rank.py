@@ -1,4 +1,4 @@
-"""One rank of one backend of `unisono bench ddp`: reads requests on stdin, trains, answers.
+"""One rank of one backend of `unisono bench ddp`: takes requests from a socket, trains, answers.
 
 A request is a line of JSON: {"parameters", "sync", "steps", "check"}. The answer is the time of one
 step on this rank in seconds. Without "sync" DDP does not exchange gradients (`no_sync`): the step
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import math
 import sys
 import time
 from typing import Any
 
-__all__ = ["BATCH", "main"]
+from unisono.tools.bench.rank import serve
+
+__all__ = ["BATCH", "Training", "main"]
 
 #: Samples of each rank in a step.
 BATCH = 32
@@ -25,8 +26,8 @@ _RATE = 1e-3
 _CHECKED_STEPS = 3
 
 
-def main(backend: str) -> None:
-    """Join a group of `backend` and serve requests until stdin ends."""
+def main(backend: str, address: str) -> None:
+    """Join a group of `backend` and serve requests until the bench closes the socket."""
     import torch
     import torch.distributed as dist
 
@@ -34,26 +35,32 @@ def main(backend: str) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group(backend)
-    training: _Training | None = None
-    print(json.dumps("ready"), flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        if training is None or training.parameters != request["parameters"]:
-            training = _Training(request["parameters"], dist.get_rank(), dist.get_world_size())
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    training: dict[int, Training] = {}
+
+    def answer(request: dict[str, Any]) -> float:
+        parameters: int = request["parameters"]
+        steps: int = request["steps"]
+        if parameters not in training:
+            training.clear()
+            training[parameters] = Training(parameters, rank, ranks)
+        own = training[parameters]
         if request["check"]:
-            training.check()
-        training.restart()
-        for _ in range(min(3, request["steps"])):
-            training.step(request["sync"])
+            own.check()
+        own.restart()
+        for _ in range(min(3, steps)):
+            own.step(request["sync"])
         began = time.perf_counter()
-        for _ in range(request["steps"]):
-            training.step(request["sync"])
-        print((time.perf_counter() - began) / request["steps"], flush=True)
-    del training  # DDP holds the group
+        for _ in range(steps):
+            own.step(request["sync"])
+        return (time.perf_counter() - began) / steps
+
+    serve(address, rank, f"torch {torch.__version__}", answer)
+    training.clear()  # DDP holds the group
     dist.destroy_process_group()
 
 
-class _Training:
+class Training:
     """A network of about `parameters` parameters under DDP, and the batches of all ranks."""
 
     def __init__(self, parameters: int, rank: int, ranks: int) -> None:
@@ -110,7 +117,7 @@ class _Training:
             for what, found, wanted in pairs:
                 # The two add in different orders, so they round differently.
                 if not (found - wanted).abs().max() <= 1e-4 * wanted.abs().max():
-                    raise SystemExit(f"{what} of step {step} is wrong on rank {self._rank}")
+                    raise RuntimeError(f"{what} of step {step} is wrong on rank {self._rank}")
 
     def _loss(self, model: Any, rank: int) -> Any:
         import torch
@@ -120,4 +127,4 @@ class _Training:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import functools
 import importlib.util
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from unisono.launch.spawn import spawn
+from unisono.tools.bench.arguments import STDOUT, one_number, write_json
 from unisono.tools.bench.runner import calls_per_round, in_turn
 from unisono.tools.formatting import plural
 from unisono.tools.table import table, terminal_columns
@@ -52,6 +52,7 @@ _Times = dict[str, dict[str, list[float]]]
 
 def main(arguments: argparse.Namespace) -> int:
     """Measure, and print a table with a row for each way and two columns for each tensor kind."""
+    ranks = one_number(arguments.n or [2], "faces")
     ways = {"numpy": [way for way in WAYS if way not in _REAL_TORCH]}
     if importlib.util.find_spec("torch"):
         # Real torch has one process group per process, so its ranks cannot be threads.
@@ -60,7 +61,7 @@ def main(arguments: argparse.Namespace) -> int:
         ways["mindspore"] = ways["numpy"]
     every: list[_Times] = spawn(
         rank_times,
-        arguments.n,
+        ranks,
         ways,
         arguments.engine,
         arguments.rounds,
@@ -78,18 +79,18 @@ def main(arguments: argparse.Namespace) -> int:
     fastest = {
         kind: {way: min(times) for way, times in own.items()} for kind, own in rounds.items()
     }
-    if arguments.json:
+    if arguments.json is not None:
         found = {
-            "ranks": arguments.n,
+            "ranks": ranks,
             "engine": arguments.engine,
             "bytes": _BYTES,
             "microseconds": fastest,
             "rounds": rounds,
         }
-        print(json.dumps(found, indent=2))
-    else:
-        ranks = plural(arguments.n, "rank")
-        print(f"all_reduce of {_BYTES} bytes, {ranks}, engine {arguments.engine}; µs per call")
+        write_json(found, arguments.json)
+    if arguments.json != STDOUT:
+        count = plural(ranks, "rank")
+        print(f"all_reduce of {_BYTES} bytes, {count}, engine {arguments.engine}; µs per call")
         rows = _rows(fastest)
         align = "<" + ">" * (len(rows[0]) - 1)
         print("\n".join(table(rows, terminal_columns(), align=align)))

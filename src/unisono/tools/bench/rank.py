@@ -1,149 +1,283 @@
-"""One rank of one library in `unisono bench`: reads requests on stdin, measures, answers.
+"""One rank of one library in `unisono bench`: takes requests from a socket, measures, answers.
 
 A request is a line of JSON: {"collective", "bytes", "calls", "check"}. The answer is the time of
 one call on this rank in seconds. Between two requests the rank sleeps in a read, so that it does
 not disturb the other libraries.
+
+Peers run this file in environments of their own, which have NumPy and the peer but not unisono, and
+perhaps Python 3.10: what only unisono needs is imported where it is used.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
-import os
+import signal
+import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["main"]
+__all__ = ["main", "serve"]
 
-#: What a library prepares for a collective and a count of float32: the call, and its two buffers.
-_Prepared = tuple[Callable[[], object], np.ndarray[Any, Any], np.ndarray[Any, Any]]
-_Prepare = Callable[[str, int], _Prepared]
+_Array = np.ndarray[Any, Any]
+_PR_SET_PDEATHSIG = 1
+
+#: Values are distinct for each rank and index, and sums of hundreds of ranks are exact in float32.
+_PERIOD = 97
+_STEP = 100
 
 
-def main(library: str) -> None:
-    """Join the world of `library` and serve requests until stdin ends."""
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    prepare, leave = _gloo(size) if library == "gloo" else _unisono(library, size)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        call, source, target = prepare(request["collective"], request["bytes"] // 4)
+class _Prepared(NamedTuple):
+    """A call, the buffer that it reads, and how to find its result in what it returns."""
+
+    call: Callable[[], Any]
+    source: _Array
+    result: Callable[[Any], _Array]
+
+
+class _Library(NamedTuple):
+    """This rank in the world of a library; `prepare` takes a collective and a count of float32."""
+
+    version: str
+    rank: int
+    size: int
+    prepare: Callable[[str, int], _Prepared]
+    barrier: Callable[[], object]
+    leave: Callable[[], object]
+
+
+def main(way: str, address: str) -> None:
+    """Join a world in one way to call, and serve requests until the bench closes the socket."""
+    library = {"mpi": _mpi, "gloo": _gloo, "comm_func": _comm_func, "torch": _torch}[way]()
+    # The last two that were asked for: collectives take turns with memcpy on unisono's ranks.
+    last: dict[Callable[[str, int], _Prepared], tuple[tuple[str, int], _Prepared]] = {}
+
+    def answer(request: dict[str, Any]) -> float:
+        collective: str = request["collective"]
+        calls: int = request["calls"]
+        prepare = _memory if collective == "memcpy" else library.prepare
+        row = collective, request["bytes"] // 4
+        if prepare not in last or last[prepare][0] != row:
+            last.pop(prepare, None)  # first, so that the next buffers can have this memory
+            last[prepare] = row, prepare(*row)
+        prepared = last[prepare][1]
         if request["check"]:
-            _check(request["collective"], call, source, target, rank, size)
-        source[:] = 0
-        for _ in range(min(3, request["calls"])):
+            _check(collective, prepared, library.rank, library.size)
+        call = prepared.call
+        for _ in range(calls // 10 + 1):
             call()
+        library.barrier()
         began = time.perf_counter()
-        for _ in range(request["calls"]):
+        for _ in range(calls):
             call()
-        print((time.perf_counter() - began) / request["calls"], flush=True)
-    leave()
+        return (time.perf_counter() - began) / calls
+
+    serve(address, library.rank, library.version, answer)
+    library.leave()
 
 
-def _check(
-    collective: str,
-    call: Callable[[], object],
-    source: np.ndarray[Any, Any],
-    target: np.ndarray[Any, Any],
-    rank: int,
-    size: int,
+def serve(
+    address: str, rank: int, version: str, answer: Callable[[dict[str, Any]], object]
 ) -> None:
+    """Answer requests that come by the socket at `address` until it is closed."""
+    # A launcher that is killed must not leave ranks behind.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        stream = connection.makefile("rw")
+        print(json.dumps({"rank": rank, "version": version}), file=stream, flush=True)
+        for line in stream:
+            try:
+                found = {"answer": answer(json.loads(line))}
+            except Exception as error:
+                # Not raised: a rank of MPI that ends alone would wait for the others for ever.
+                traceback.print_exc()
+                found = {"error": f"{type(error).__name__}: {error}"}
+            print(json.dumps(found), file=stream, flush=True)
+
+
+# ---- values --------------------------------------------------------------------------------------
+
+
+def _check(collective: str, prepared: _Prepared, rank: int, size: int) -> None:
     """Call once and compare the result, because the time of a wrong result means nothing."""
-    index = np.arange(source.size, dtype=np.int64) % 1000
-    source[:] = index + 1000 * rank
-    given = [(index + 1000 * other).astype(np.float32) for other in range(size)]
-    share = slice(rank * source.size // size, (rank + 1) * source.size // size)
-    total = np.add.reduce(np.stack(given))
-    expected = {
-        "all_reduce": total,
-        "reduce": total if rank == 0 else None,
-        "broadcast": given[0],
-        "all_gather": np.concatenate(given),
-        "reduce_scatter": total[share],
-        "all_to_all": np.concatenate([other[share] for other in given]),
-    }[collective]
-    call()
-    if expected is not None and not np.array_equal(target, expected):
-        raise SystemExit(f"{collective} of {source.nbytes} bytes is wrong on rank {rank}")
+    call, source, result = prepared
+    index = np.arange(source.size, dtype=np.float32) % _PERIOD
+    share = index.size // size
+    own = slice(rank * share, (rank + 1) * share)
+    total = size * index + _STEP * (size * (size - 1) // 2)
+    np.copyto(source, index + _STEP * rank)
+    found = result(call())
+    if collective in ("all_gather", "all_to_all"):
+        expected = index if collective == "all_gather" else index[own]
+        right = all(
+            np.array_equal(block, expected + np.float32(_STEP * other))
+            for other, block in enumerate(found.reshape(size, -1))
+        )
+    elif collective == "reduce_scatter":
+        right = np.array_equal(found, total[own])
+    elif collective == "all_reduce":
+        right = np.array_equal(found, total)
+    elif collective == "reduce":
+        right = rank != 0 or np.array_equal(found, total)
+    else:  # broadcast, from rank 0; or memcpy
+        right = np.array_equal(found, index + _STEP * (rank if collective == "memcpy" else 0))
+    source[:] = 0  # repeated sums in place would overflow
+    if not right:
+        raise RuntimeError(f"{collective} of {source.nbytes} bytes is wrong on rank {rank}")
 
 
-def _shapes(collective: str, count: int, size: int) -> tuple[int, int]:
-    """Return the elements of source and target; the larger of the two has about `count`."""
+def _buffers(collective: str, count: int, size: int) -> tuple[_Array, _Array]:
+    """Make source and target; the larger of the two has about `count` elements.
+
+    Where torch works in place they are the same, so that all libraries do the same.
+    """
     share = max(count // size, 1)
-    return {
+    if collective in ("all_reduce", "reduce", "broadcast"):
+        source = np.zeros(count, np.float32)
+        return source, source
+    lengths = {
         "all_gather": (share, share * size),
         "reduce_scatter": (share * size, share),
         "all_to_all": (share * size, share * size),
-    }.get(collective, (count, count))
+        "memcpy": (count, count),
+    }[collective]
+    return np.zeros(lengths[0], np.float32), np.zeros(lengths[1], np.float32)
 
 
-def _unisono(engine: str, size: int) -> tuple[_Prepare, Callable[[], None]]:
-    from unisono.core import buffers, dispatch, groups
-    from unisono.core.engine import ReduceOp
+def _memory(collective: str, count: int) -> _Prepared:
+    """Copy memory, which needs no library: what no collective on it can be expected to beat."""
+    source, target = _buffers(collective, count, 1)
+    return _Prepared(partial(np.copyto, target, source), source, lambda _: target)
 
-    world = groups.init(engine)
-    root = world.rank == 0
+
+# ---- libraries -----------------------------------------------------------------------------------
+
+
+def _torch() -> _Library:
+    import unisono
+    import unisono.torch.distributed as dist
+
+    dist.init_process_group()
+    size = dist.get_world_size()
 
     def prepare(collective: str, count: int) -> _Prepared:
-        lengths = _shapes(collective, count, size)
-        source = np.zeros(lengths[0], np.float32)
-        # In place where torch works in place, so that both do the same.
-        in_place = collective in ("all_reduce", "reduce", "broadcast")
-        target = source if in_place else np.zeros(lengths[1], np.float32)
+        source, target = _buffers(collective, count, size)
+        call: Callable[[], Any] = {
+            "all_reduce": partial(dist.all_reduce, source),
+            "reduce": partial(dist.reduce, source, 0),
+            "broadcast": partial(dist.broadcast, source, 0),
+            "all_gather": partial(dist.all_gather_into_tensor, target, source),
+            "reduce_scatter": partial(dist.reduce_scatter_tensor, target, source),
+            "all_to_all": partial(dist.all_to_all_single, target, source),
+        }[collective]
+        return _Prepared(call, source, lambda _: target)
 
-        def call() -> object:
-            src = buffers.view(source)
-            dst = src if in_place else buffers.view(target)
-            rest: tuple[Any, ...]
-            if collective == "all_reduce":
-                rest = (src, dst, ReduceOp.SUM)
-            elif collective == "reduce":
-                rest = (src, dst if root else None, ReduceOp.SUM, 0)
-            elif collective == "broadcast":
-                rest = (src if root else None, dst, 0)
-            elif collective == "all_gather":
-                rest = (src, dst, None)
-            elif collective == "reduce_scatter":
-                rest = (src, dst, ReduceOp.SUM, None)
-            else:
-                rest = (src, dst, None, None)
-            return getattr(dispatch, collective)(world, *rest)
-
-        return call, source, target
-
-    return prepare, groups.close
+    return _Library(
+        f"unisono {unisono.__version__}",
+        dist.get_rank(),
+        size,
+        prepare,
+        dist.barrier,
+        dist.destroy_process_group,
+    )
 
 
-def _gloo(size: int) -> tuple[_Prepare, Callable[[], None]]:
+def _comm_func() -> _Library:
+    import unisono
+    import unisono.mindspore.communication as comm
+    from unisono.mindspore.communication import comm_func
+
+    comm.init()
+    size = comm.get_group_size()
+
+    def prepare(collective: str, count: int) -> _Prepared:
+        source, target = _buffers(collective, count, size)
+        call: Callable[[], Any] = {
+            "all_reduce": partial(comm_func.all_reduce, source),
+            "reduce": partial(comm_func.reduce, source, 0),
+            "broadcast": partial(comm_func.broadcast, source, 0),
+            "all_gather": partial(comm_func.all_gather_into_tensor, source),
+            "reduce_scatter": partial(comm_func.reduce_scatter_tensor, source),
+            "all_to_all": partial(
+                comm_func.all_to_all_single_with_output_shape, target.shape, source
+            ),
+        }[collective]
+        # Some return a tensor, and some a tensor and a handle.
+        return _Prepared(call, source, lambda got: got[0] if isinstance(got, tuple) else got)
+
+    return _Library(
+        f"unisono {unisono.__version__}",
+        comm.get_rank(),
+        size,
+        prepare,
+        comm_func.barrier,
+        comm.release,
+    )
+
+
+def _mpi() -> _Library:
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    rank, size = world.Get_rank(), world.Get_size()
+
+    def prepare(collective: str, count: int) -> _Prepared:
+        source, target = _buffers(collective, count, size)
+        reduce = (MPI.IN_PLACE, source) if rank == 0 else (source, None)
+        call: Callable[[], Any] = {
+            "all_reduce": partial(world.Allreduce, MPI.IN_PLACE, source),
+            "reduce": partial(world.Reduce, *reduce),
+            "broadcast": partial(world.Bcast, source),
+            "all_gather": partial(world.Allgather, source, target),
+            "reduce_scatter": partial(world.Reduce_scatter_block, source, target),
+            "all_to_all": partial(world.Alltoall, source, target),
+        }[collective]
+        return _Prepared(call, source, lambda _: target)
+
+    version = MPI.Get_library_version().splitlines()[0].split(", package")[0]
+    return _Library(" ".join(version.split()), rank, size, prepare, world.Barrier, MPI.Finalize)
+
+
+def _gloo() -> _Library:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    size = dist.get_world_size()
     # torch 2.13 has new names for these two.
     all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
     reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
     def prepare(collective: str, count: int) -> _Prepared:
-        lengths = _shapes(collective, count, size)
-        source = torch.zeros(lengths[0])
-        in_place = collective in ("all_reduce", "reduce", "broadcast")
-        target = source if in_place else torch.zeros(lengths[1])
-        call = {
-            "all_reduce": lambda: dist.all_reduce(source),
-            "reduce": lambda: dist.reduce(source, 0),
-            "broadcast": lambda: dist.broadcast(source, 0),
-            "all_gather": lambda: all_gather(target, source),
-            "reduce_scatter": lambda: reduce_scatter(target, source),
-            "all_to_all": lambda: dist.all_to_all_single(target, source),
+        arrays = _buffers(collective, count, size)
+        source, target = map(torch.from_numpy, arrays)
+        call: Callable[[], Any] = {
+            "all_reduce": partial(dist.all_reduce, source),
+            "reduce": partial(dist.reduce, source, 0),
+            "broadcast": partial(dist.broadcast, source, 0),
+            "all_gather": partial(all_gather, target, source),
+            "reduce_scatter": partial(reduce_scatter, target, source),
+            "all_to_all": partial(dist.all_to_all_single, target, source),
         }[collective]
-        return call, source.numpy(), target.numpy()
+        return _Prepared(call, arrays[0], lambda _: arrays[1])
 
-    return prepare, dist.destroy_process_group
+    return _Library(
+        f"Gloo of torch {torch.__version__}",
+        dist.get_rank(),
+        size,
+        prepare,
+        dist.barrier,
+        dist.destroy_process_group,
+    )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

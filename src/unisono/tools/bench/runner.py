@@ -1,103 +1,179 @@
 """Run the ranks of several libraries at the same time, and measure the libraries in turn.
 
-The ranks of each library are processes of their own. Between two requests they sleep in a read, so
-that one library does not disturb another. The order rotates from round to round, so that what else
-the host does affects all libraries alike.
+The ranks of each library are processes of their own. Each connects to a socket, gets requests by it
+and answers them (`serve` in rank.py). Between two requests it sleeps in a read, so that one library
+does not disturb another. The order rotates from round to round, so that what else the host does
+affects all libraries alike.
 """
 
 from __future__ import annotations
 
 import json
 import select
+import socket
 import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, TypeVar
 
 from unisono.errors import LaunchError
 from unisono.launch.supervisor import EndPolicy, Supervisor
 
-__all__ = ["LibraryRanks", "calls_per_round", "in_turn", "start_libraries"]
+__all__ = ["Library", "LibraryRanks", "calls_per_round", "in_turn", "start_libraries"]
 
 _DEADLINE = 120.0
-_TIME_TO_LEAVE = 10.0  # seconds between the end of a rank's stdin and SIGKILL
+_TIME_TO_LEAVE = 10.0  # seconds between the end of a rank's requests and SIGTERM
 _MOST_CALLS = 20000
+_SHOWN_LINES = 8  # of what a library wrote before it failed
 # glibc gives large blocks back after each call unless told otherwise; peers that allocate scratch
 # memory in every call would pay for fresh pages, which is not what is compared.
-_KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "17179869184"}
+_KEEP_MEMORY = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "17179869184",
+    "MALLOC_TOP_PAD_": "268435456",
+}
 
 _Entry = TypeVar("_Entry")
+
+
+@dataclass(frozen=True)
+class Library:
+    """How the ranks of one library start: the path of their socket is added to the command.
+
+    The command is either that of each rank, or that of a launcher (`is_launcher`), which starts all
+    ranks and binds them to cores itself.
+    """
+
+    name: str
+    command: Sequence[str]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    is_launcher: bool = False
 
 
 class LibraryRanks:
     """The ranks of one library (an engine of unisono, or a peer), waiting for requests."""
 
-    def __init__(self, name: str, ranks: int, module: str) -> None:
-        self.name = name
-        self._supervisor = Supervisor(ranks, EndPolicy(settle=_TIME_TO_LEAVE, grace=0.0))
-        self._ranks: list[subprocess.Popen[str]] = [
-            self._supervisor.start(
-                [sys.executable, "-m", module, name],
-                _KEEP_MEMORY,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
+    def __init__(self, library: Library, ranks: int) -> None:
+        self.name = library.name
+        self.version = ""
+        self.has_failed = False
+        self._ranks = ranks
+        self._streams: dict[int, IO[str]] = {}
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-")))
+            self._log = folder / "log"
+            self._listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            self._listener.bind(str(folder / "socket"))
+            self._listener.listen(ranks)
+            processes = 1 if library.is_launcher else ranks
+            self._supervisor = stack.enter_context(
+                Supervisor(
+                    processes,
+                    EndPolicy(_TIME_TO_LEAVE, grace=2.0),
+                    bind="none" if library.is_launcher else "share",
+                )
             )
-            for _ in range(ranks)
-        ]
+            with self._log.open("w") as log:
+                for _ in range(processes):
+                    self._supervisor.start(
+                        [*library.command, str(folder / "socket")],
+                        {**_KEEP_MEMORY, **library.variables},
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                    )
+            self._resources = stack.pop_all()
 
     def wait_ready(self) -> None:
         """Return when all ranks have joined their world."""
-        for rank in range(len(self._ranks)):
-            self._answer(rank)
+        deadline = time.monotonic() + _DEADLINE
+        while len(self._streams) < self._ranks:
+            if select.select([self._listener], [], [], 0.1)[0]:
+                connection, _ = self._listener.accept()
+                connection.settimeout(_DEADLINE)
+                with connection:  # the stream keeps it open
+                    stream = self._resources.enter_context(connection.makefile("rw"))
+                hello = json.loads(stream.readline())
+                self.version = hello["version"]
+                self._streams[hello["rank"]] = stream
+            self._supervisor.check()
+            if self._supervisor.codes:
+                raise self._failure("did not start")
+            if time.monotonic() > deadline:
+                raise self._failure(f"did not start in {_DEADLINE:g} s")
 
-    def ask(self, request: dict[str, Any]) -> list[Any]:
+    def ask(self, request: Mapping[str, Any]) -> list[Any]:
         """Send a request to all ranks, and return their answers."""
-        for process in self._ranks:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-        return [json.loads(self._answer(rank)) for rank in range(len(self._ranks))]
+        for stream in self._streams.values():
+            with suppress(OSError):  # the answer, which does not come, is the error
+                print(json.dumps(request), file=stream, flush=True)
+        return [self._answer(rank) for rank in range(self._ranks)]
 
-    def slowest(self, request: dict[str, Any]) -> float:
+    def slowest(self, request: Mapping[str, Any]) -> float:
         """Send a request to all ranks, and return the seconds that the slowest one measured."""
         return max(map(float, self.ask(request)))
 
     def close(self) -> None:
-        """End the ranks; they leave by themselves when their stdin ends."""
-        for process in self._ranks:
-            assert process.stdin is not None
-            process.stdin.close()
-        with self._supervisor:
-            self._supervisor.stop(after=_TIME_TO_LEAVE)
-            self._supervisor.watch()
-        for process in self._ranks:
-            assert process.stdout is not None
-            process.stdout.close()
+        """End the ranks, if that is not done; they leave by themselves when requests end."""
+        for stream in self._streams.values():
+            with suppress(OSError):
+                stream.close()
+        self._supervisor.stop(after=_TIME_TO_LEAVE)
+        self._supervisor.watch()
+        self._resources.close()
 
-    def _answer(self, rank: int) -> str:
-        stdout = self._ranks[rank].stdout
-        assert stdout is not None
-        if not select.select([stdout], [], [], _DEADLINE)[0]:
-            raise LaunchError(f"rank {rank} of {self.name} gave no answer in {_DEADLINE:g} s")
-        line = stdout.readline()
+    def _answer(self, rank: int) -> Any:
+        try:
+            line = self._streams[rank].readline()
+        except TimeoutError:
+            raise self._failure(f"gave no answer in {_DEADLINE:g} s", rank) from None
+        except OSError:
+            line = ""
         if not line:
-            raise LaunchError(f"rank {rank} of {self.name} ended; its error stands above")
-        return line
+            raise self._failure("ended", rank)
+        found = json.loads(line)
+        if "error" in found:
+            self.has_failed = True
+            raise LaunchError(f"rank {rank} of {self.name} failed: {found['error']}")
+        return found["answer"]
+
+    def _failure(self, what: str, rank: int | None = None) -> LaunchError:
+        self.has_failed = True
+        who = self.name if rank is None else f"rank {rank} of {self.name}"
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line]
+        shown = "".join(f"\n    {line}" for line in lines[-_SHOWN_LINES:])
+        return LaunchError(f"{who} {what}" + (f"; its last lines are:{shown}" if shown else ""))
 
 
 @contextmanager
-def start_libraries(names: Sequence[str], ranks: int, module: str) -> Iterator[list[LibraryRanks]]:
-    """Start the ranks of each named library, all of them running `module`, and end them at exit."""
+def start_libraries(
+    libraries: Sequence[Library],
+    ranks: int,
+    leave_out: Callable[[str, LaunchError], object] | None = None,
+) -> Iterator[list[LibraryRanks]]:
+    """Start the ranks of each library, and end them at exit.
+
+    If a library other than the first does not start, `leave_out` is told, if it is given.
+    """
     with ExitStack() as stack:
-        libraries = []
-        for name in names:
-            libraries.append(LibraryRanks(name, ranks, module))
-            stack.callback(libraries[-1].close)
+        running: list[LibraryRanks] = []
         for library in libraries:
-            library.wait_ready()
-        yield libraries
+            running.append(LibraryRanks(library, ranks))
+            stack.callback(running[-1].close)
+        for own in list(running):
+            try:
+                own.wait_ready()
+            except LaunchError as error:
+                if leave_out is None or own.name == libraries[0].name:
+                    raise
+                running.remove(own)
+                own.close()
+                leave_out(own.name, error)
+        yield running
 
 
 def in_turn(entries: Sequence[_Entry], rounds: int) -> Iterator[_Entry]:
