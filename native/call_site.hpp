@@ -14,7 +14,7 @@
 
 #include "log.hpp"
 
-#if PY_VERSION_HEX < 0x030c0000
+#if PY_VERSION_HEX < 0x030e0000
 #define Py_BUILD_CORE 1
 #include <internal/pycore_frame.h>
 #undef Py_BUILD_CORE
@@ -22,21 +22,50 @@
 
 namespace unisono {
 
-#if PY_VERSION_HEX < 0x030c0000
+#if PY_VERSION_HEX < 0x030e0000
 
 /// A frame of this thread; go_back() moves on to its caller. Python's public functions create an
 /// object for every frame, which costs as much as a small all_reduce.
 class Frame {
 public:
-    Frame() : frame_(PyThreadState_Get()->cframe->current_frame) {}
-    explicit operator bool() const { return frame_ != nullptr; }
-    PyCodeObject* code() const { return frame_->f_code; }
-    int instruction() const {
-        return _PyInterpreterFrame_LASTI(frame_) * static_cast<int>(sizeof(_Py_CODEUNIT));
+    Frame() {
+        PyThreadState* thread = PyThreadState_Get();
+#if PY_VERSION_HEX < 0x030d0000
+        frame_ = thread->cframe->current_frame;
+#else
+        frame_ = thread->current_frame;
+#endif
+        skip_own_frames_of_interpreter();
     }
-    void go_back() { frame_ = frame_->previous; }
+    explicit operator bool() const { return frame_ != nullptr; }
+    PyCodeObject* code() const {
+#if PY_VERSION_HEX < 0x030d0000
+        return frame_->f_code;
+#else
+        return reinterpret_cast<PyCodeObject*>(frame_->f_executable);
+#endif
+    }
+    int instruction() const {
+#if PY_VERSION_HEX < 0x030c0000
+        return _PyInterpreterFrame_LASTI(frame_) * static_cast<int>(sizeof(_Py_CODEUNIT));
+#else
+        return PyUnstable_InterpreterFrame_GetLasti(frame_);
+#endif
+    }
+    void go_back() {
+        frame_ = frame_->previous;
+        skip_own_frames_of_interpreter();
+    }
 
 private:
+    /// Since 3.12 the interpreter puts a frame of its own where C calls Python.
+    void skip_own_frames_of_interpreter() {
+#if PY_VERSION_HEX >= 0x030c0000
+        while (frame_ != nullptr && frame_->owner == FRAME_OWNED_BY_CSTACK)
+            frame_ = frame_->previous;
+#endif
+    }
+
     _PyInterpreterFrame* frame_;
 };
 
