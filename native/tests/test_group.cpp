@@ -2,6 +2,7 @@
 // ranks that are threads.
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <string>
 
 #include "check.hpp"
@@ -84,6 +85,68 @@ void test_verbs(int size) {
             group->run(make_call(Verb::barrier, nothing, nothing, 0), long_limits);
         }
         group->run(make_call(Verb::barrier, {}, *std::make_unique<Ints>(), 0), long_limits);
+    });
+}
+
+/// Source and target are the same memory, or one is a part of the other; some ranks alone do so.
+void test_in_place(int size) {
+    const ThreadedJob job(size);
+    const auto n = static_cast<std::size_t>(size);
+    on_ranks(size, [&](int rank) {
+        const auto group = job.group(rank);
+        const auto me = static_cast<std::size_t>(rank);
+        for (const std::size_t count : {1, 5000, 65537, 300001})
+            for (int round = 0; round < 3; ++round) {
+                const int root = (round + 1) % size;
+                Ints data = filled(rank, count);
+                group->run(make_call(Verb::broadcast, data, data, count, ReduceOp::none, root),
+                           long_limits);
+                for (std::size_t i = 0; i < count; ++i) CHECK(data[i] == value(root, i));
+                Ints wide = filled(rank, count * n);
+                const auto part = [&](CallArguments made, bool of_source) {
+                    auto* own = reinterpret_cast<std::byte*>(wide.data() + me * count);
+                    if (of_source)
+                        made.source = own;
+                    else
+                        made.target = own;
+                    return made;
+                };
+                group->run(part(make_call(Verb::all_gather, wide, wide, count), true), long_limits);
+                for (std::size_t r = 0; r < n; ++r)
+                    for (std::size_t i = 0; i < count; ++i)
+                        CHECK(wide[r * count + i] == value(static_cast<int>(r), r * count + i));
+                wide = filled(rank, count * n);
+                group->run(
+                    part(make_call(Verb::gather, wide, wide, count, ReduceOp::none, root), true),
+                    long_limits);
+                for (std::size_t r = 0; r < n; ++r)
+                    for (std::size_t i = 0; i < count; ++i)
+                        CHECK(wide[r * count + i] ==
+                              value(rank == root ? static_cast<int>(r) : rank, r * count + i));
+                wide = filled(rank, count * n);
+                group->run(
+                    part(make_call(Verb::scatter, wide, wide, count, ReduceOp::none, root), false),
+                    long_limits);
+                for (std::size_t i = 0; i < count; ++i)
+                    CHECK(wide[me * count + i] == value(root, me * count + i));
+                wide = filled(rank, count * n);
+                Ints elsewhere(count * n);
+                Ints& target = round == 0 || rank % 2 == round % 2 ? wide : elsewhere;
+                group->run(make_call(Verb::all_to_all, wide, target, count), long_limits);
+                for (std::size_t r = 0; r < n; ++r)
+                    for (std::size_t i = 0; i < count; ++i)
+                        CHECK(target[r * count + i] == value(static_cast<int>(r), me * count + i));
+                wide = filled(rank, count * n);
+                group->run(
+                    part(make_call(Verb::reduce_scatter, wide, wide, count, ReduceOp::sum), false),
+                    long_limits);
+                for (std::size_t i = 0; i < count; ++i)
+                    CHECK(wide[me * count + i] == total(size, me * count + i));
+                data = filled(rank, count);
+                group->run(make_call(Verb::all_reduce, data, data, count, ReduceOp::sum),
+                           long_limits);
+                for (std::size_t i = 0; i < count; ++i) CHECK(data[i] == total(size, i));
+            }
     });
 }
 
@@ -244,9 +307,14 @@ void test_close() {
 }  // namespace
 
 int main() {
-    for (const int size : {1, 2, 3, 5}) test_verbs(size);
-    for (const int size : {1, 2, 4}) test_uneven(size);
-    test_mismatch();
+    // Staged only; the direct way wherever it can be; what a job does by itself.
+    for (const char* single_copy : {"0", "1", ""}) {
+        setenv("UNISONO_SINGLE_COPY", single_copy, 1);
+        for (const int size : {1, 2, 3, 5}) test_verbs(size);
+        for (const int size : {1, 2, 4}) test_uneven(size);
+        for (const int size : {2, 3}) test_in_place(size);
+        test_mismatch();
+    }
     test_deadline();
     test_background();
     test_close();
