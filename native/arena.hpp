@@ -140,7 +140,7 @@ public:
 
     /// The sizes of parts for which one copy pays; the same on all ranks.
     SingleCopyRange single_copy_range(Verb verb, int ranks) const noexcept {
-        return header_->single_copy.range(verb, ranks);
+        return header_->single_copy.range(verb, ranks, oversubscribed_);
     }
 
     JobHeader& header() const noexcept { return *header_; }

@@ -37,8 +37,7 @@ struct Context {
           me(group.rank()),
           n(group.size()),
           may_read(group.reads_peers()),
-          single_copy(may_read ? group.arena().single_copy_range(arguments.verb, n)
-                               : SingleCopyRange{}) {}
+          single_copy(group.single_copy_range(arguments.verb)) {}
 
     Group& group;
     const CallArguments& arguments;
@@ -106,10 +105,26 @@ struct Context {
     /// it depends on nothing that only some ranks know.
     std::size_t plain_chunk() const { return std::min(std::size_t{256} << 10, group.slot_bytes()); }
 
-    /// The same for each of n parts of a slot.
+    /// The same for each of n cells of a slot. With many ranks a slot holds more, because a barrier
+    /// costs more and a cell would be short.
     std::size_t cell() const {
-        return std::max(line, plain_chunk() / static_cast<std::size_t>(n) / line * line);
+        const std::size_t chunk = std::size_t{n <= 4 ? 256u : 1024u} << 10;
+        return std::max(
+            line, std::min(chunk, group.slot_bytes()) / static_cast<std::size_t>(n) / line * line);
     }
+
+    /// Bytes from one cell to the next in a slot whose rank sends parts of `share` bytes to all.
+    /// Short parts are not spread over the slot: fewer lines change hands, and parts that are a
+    /// power of two apart would displace each other in the cache.
+    std::size_t stride(std::size_t share) const {
+        return std::min(cell(), share < 1024 ? share : round_up(share, line));
+    }
+
+    /// The same for the slot of a rank, and for our own before the first barrier.
+    std::size_t stride_of(int rank) const {
+        return group.has_one_count(rank) ? stride(bytes(rank, me)) : cell();
+    }
+    std::size_t own_stride() const { return arguments.sends.empty() ? stride(share()) : cell(); }
 
     /// The first barrier of the call: the caller has filled its slot, or peers may read its memory.
     void first_barrier();
@@ -117,6 +132,11 @@ struct Context {
     /// Where peers may read our source during the call, while we write our target: 0 if that would
     /// change the source.
     std::uint64_t readable_source() const;
+
+    /// The cell for us in the slot of another rank.
+    const std::byte* cell_for_me(int rank) const {
+        return group.slot(rank) + static_cast<std::size_t>(me) * stride_of(rank);
+    }
 
     /// Sources for a reduction, in rank order: our own from private memory, the others' from slots.
     const void* const* sources(const std::byte* own, std::size_t slot_offset) {

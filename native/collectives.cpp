@@ -240,7 +240,8 @@ void scatter(Context& c) {
         c, cell,
         [&](std::size_t step) {
             if (!root) return;
-            c.group.commit_slot(cell * static_cast<std::size_t>(c.n));
+            const std::size_t stride = c.own_stride();
+            c.group.commit_slot(stride * static_cast<std::size_t>(c.n));
             for (int peer = 0; peer < c.n; ++peer) {
                 const std::size_t length =
                     piece(part_bytes(c, c.arguments.sends, peer), step, cell);
@@ -249,57 +250,48 @@ void scatter(Context& c) {
                 if (peer == c.me)
                     c.k.copy(c.arguments.target + step * cell, source, length, StoreMode::plain);
                 else
-                    c.k.copy(c.group.slot(c.me) + static_cast<std::size_t>(peer) * cell, source,
+                    c.k.copy(c.group.slot(c.me) + static_cast<std::size_t>(peer) * stride, source,
                              length, c.group.staging());
             }
         },
         [&](std::size_t step) {
             if (root) return;
-            const std::byte* slot =
-                c.group.slot(c.arguments.root) + static_cast<std::size_t>(c.me) * cell;
-            c.k.copy(c.arguments.target + step * cell, slot, piece(c.share(), step, cell),
-                     StoreMode::plain);
+            c.k.copy(c.arguments.target + step * cell, c.cell_for_me(c.arguments.root),
+                     piece(c.share(), step, cell), StoreMode::plain);
         },
         [&](int peer) { return peer == c.arguments.root; }, scatter_directly);
 }
 
 /// Stages one cell of our source for each peer.
 void stage_cells(Context& c, std::size_t step, std::size_t cell) {
-    c.group.commit_slot(cell * static_cast<std::size_t>(c.n));
+    const std::size_t stride = c.own_stride();
+    c.group.commit_slot(stride * static_cast<std::size_t>(c.n));
     for (int i = 1; i < c.n; ++i) {
         const int peer = (c.me + i) % c.n;
         const std::size_t length = piece(part_bytes(c, c.arguments.sends, peer), step, cell);
-        c.k.copy(c.group.slot(c.me) + static_cast<std::size_t>(peer) * cell,
+        c.k.copy(c.group.slot(c.me) + static_cast<std::size_t>(peer) * stride,
                  c.arguments.source + part_offset(c, c.arguments.sends, peer) + step * cell, length,
                  c.group.staging());
     }
 }
 
 /// all_to_all: the slot is divided by destination; each copies its cells out of all slots.
-/// Barriers: 1 a chunk. Bytes staged and read: (P-1)/P S. In place a step only overwrites what it
-/// has staged, because equal shares are at equal offsets.
+/// Barriers: 1 if a part fits into a cell, else 1 a cell. Bytes staged and read: (P-1)/P S. In
+/// place a step only overwrites what it has staged, because equal shares are at equal offsets.
 void all_to_all(Context& c) {
     const std::size_t cell = c.cell();
     const StoreMode result = c.result(even_total(c));
     in_steps(
-        c, cell,
+        c, cell, [&](std::size_t step) { stage_cells(c, step, cell); },
         [&](std::size_t step) {
-            stage_cells(c, step, cell);
-            // The two differ if the call is wrong, which is known only after the barrier.
-            const std::size_t length = piece(std::min(part_bytes(c, c.arguments.sends, c.me),
-                                                      part_bytes(c, c.arguments.receives, c.me)),
-                                             step, cell);
-            c.k.copy(c.arguments.target + part_offset(c, c.arguments.receives, c.me) + step * cell,
-                     c.arguments.source + part_offset(c, c.arguments.sends, c.me) + step * cell,
-                     length, result);
-        },
-        [&](std::size_t step) {
+            const std::size_t done = step * cell;
+            c.k.copy(c.arguments.target + part_offset(c, c.arguments.receives, c.me) + done,
+                     c.arguments.source + part_offset(c, c.arguments.sends, c.me) + done,
+                     piece(c.bytes(c.me, c.me), step, cell), result);
             for (int i = 1; i < c.n; ++i) {
                 const int peer = (c.me + i) % c.n;
-                c.k.copy(
-                    c.arguments.target + part_offset(c, c.arguments.receives, peer) + step * cell,
-                    c.group.slot(peer) + static_cast<std::size_t>(c.me) * cell,
-                    piece(c.bytes(peer, c.me), step, cell), result);
+                c.k.copy(c.arguments.target + part_offset(c, c.arguments.receives, peer) + done,
+                         c.cell_for_me(peer), piece(c.bytes(peer, c.me), step, cell), result);
             }
         },
         [](int) { return true; }, all_to_all_directly);
@@ -314,9 +306,11 @@ void reduce_scatter(Context& c) {
         c, cell, [&](std::size_t step) { stage_cells(c, step, cell); },
         [&](std::size_t step) {
             const std::size_t length = piece(own, step, cell);
-            reduce_into(
-                c, c.arguments.target + step * cell, StoreMode::plain, nullptr, StoreMode::plain,
-                c.sources(own_part + step * cell, static_cast<std::size_t>(c.me) * cell), length);
+            for (int rank = 0; rank < c.n; ++rank)
+                c.from[static_cast<std::size_t>(rank)] =
+                    rank == c.me ? own_part + step * cell : c.cell_for_me(rank);
+            reduce_into(c, c.arguments.target + step * cell, StoreMode::plain, nullptr,
+                        StoreMode::plain, c.from.data(), length);
         },
         [](int) { return true; }, reduce_scatter_directly);
 }

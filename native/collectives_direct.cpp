@@ -46,7 +46,9 @@ void reduce_from_peers(Context& c, const std::byte* own, std::byte* target, Stor
 
 void Context::first_barrier() {
     group.publish(arguments);
-    group.publish_memory(may_read ? readable_source() : 0);
+    // With one count for all, nobody reads parts that are short here.
+    const bool long_enough = !arguments.sends.empty() || share() >= single_copy.from;
+    group.publish_memory(may_read && long_enough ? readable_source() : 0);
     group.barrier();
     group.check_consistency(arguments);
 }

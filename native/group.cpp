@@ -316,6 +316,8 @@ void Group::check_consistency(const CallArguments& arguments) {
         reads_peers_ = checked_reads_ = true;
         for (int rank = 0; rank < size_; ++rank)
             reads_peers_ = reads_peers_ && arena_->reads_peers(world_rank(rank));
+        for (std::size_t verb = 0; reads_peers_ && verb < SingleCopyTable::verbs; ++verb)
+            single_copy_[verb] = arena_->single_copy_range(static_cast<Verb>(verb), size_);
     }
     uneven_ = false;
     share_ = largest_ = arguments.count;

@@ -163,6 +163,11 @@ public:
     /// and use it from the second one on.
     bool reads_peers() const noexcept { return reads_peers_; }
 
+    /// The sizes of parts for which one copy pays; none before all members know that they can read.
+    SingleCopyRange single_copy_range(Verb verb) const noexcept {
+        return single_copy_[static_cast<std::size_t>(verb) % SingleCopyTable::verbs];
+    }
+
     /// Copies memory of a peer, `offset` bytes behind what it has published in this step. Throws
     /// Failure(lost) if the peer has died or has left the call.
     void read_peer(int peer, std::size_t offset, std::byte* target, std::size_t bytes);
@@ -269,6 +274,7 @@ private:
     std::vector<bool> one_count_;  ///< by rank, if counts differ by rank
     bool checked_reads_ = false;   ///< whether reads_peers_ is known
     bool reads_peers_ = false;
+    SingleCopyRange single_copy_[SingleCopyTable::verbs];  ///< a copy for groups of this size
     Clock::time_point reads_began_{};  ///< first read_peer() of a call; zero: there was none
     std::unique_ptr<std::byte, void (*)(void*)> scratch_{nullptr, nullptr};
     std::size_t scratch_bytes_ = 0;

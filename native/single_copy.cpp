@@ -27,14 +27,15 @@ struct Default {
 // A call of the kernel takes 1 to 2 us and pins pages one by one, so short parts are staged. A slot
 // is in a cache that its readers share, and what is stored from there can go past the cache: so
 // where many ranks read the same long part, it is staged too. Many ranks that reduce gain, because
-// there is no barrier between chunks; two gain little, and nothing beyond the cache.
+// there is no barrier between chunks; two gain little, and nothing beyond the cache. Where ranks
+// share cores, a barrier is dear, and the direct way has one more than a part of one chunk.
 constexpr Default defaults[] = {
-    {Verb::broadcast, {64, 128, 128, 128, 256}, {}},
-    {Verb::scatter, {32, 32, 32, 32, 64}, {}},
-    {Verb::gather, {64, 64, 64, 64, 64}, {}},
-    {Verb::all_gather, {32, 32, 32, 64, 64}, {0, 0, 4096, 2048, 2048}},
-    {Verb::all_to_all, {32, 32, 32, 16, 32}, {}},
-    {Verb::reduce_scatter, {64, 64, 32, 16, 32}, {4096}},
+    {Verb::broadcast, {64, 128, 128, 128, 256, 2048}, {}},
+    {Verb::scatter, {32, 32, 32, 32, 64, 512}, {}},
+    {Verb::gather, {64, 64, 64, 64, 64, 1024}, {}},
+    {Verb::all_gather, {32, 32, 32, 64, 64, 2048}, {0, 0, 4096, 2048, 2048, 0}},
+    {Verb::all_to_all, {32, 32, 32, 16, 32, 256}, {}},
+    {Verb::reduce_scatter, {64, 64, 32, 16, 32, 4096}, {4096}},
     {Verb::all_reduce, {2048}, {8192}},
 };
 
@@ -52,10 +53,11 @@ std::optional<std::uint64_t> requested_bytes() {
 
 }  // namespace
 
-SingleCopyRange& SingleCopyTable::range(Verb verb, int ranks) noexcept {
+const SingleCopyRange& SingleCopyTable::range(Verb verb, int ranks,
+                                              bool oversubscribed) const noexcept {
     std::size_t row = 0;
-    for (int most = 2; most < ranks && row + 1 < classes; most *= 2) ++row;
-    return ranges[std::min(static_cast<std::size_t>(verb), verbs - 1)][row];
+    for (int most = 2; most < ranks && row + 2 < classes; most *= 2) ++row;
+    return ranges[static_cast<std::size_t>(verb) % verbs][oversubscribed ? classes - 1 : row];
 }
 
 SingleCopyTable make_single_copy_table() {

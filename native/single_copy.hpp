@@ -22,12 +22,13 @@ struct SingleCopyRange {
 /// The ranges for each verb and number of ranks. A part is what one rank reads of one peer. All
 /// ranks of a job use one table: it is in the JobHeader, and rank 0 has put it there.
 struct SingleCopyTable {
-    static constexpr std::size_t verbs = static_cast<std::size_t>(Verb::barrier);
-    static constexpr std::size_t classes = 5;  ///< 2 ranks; up to 4; up to 8; up to 16; more
+    static constexpr std::size_t verbs = static_cast<std::size_t>(Verb::barrier) + 1;
+    /// 2 ranks; up to 4; up to 8; up to 16; more; any number that has to share cores.
+    static constexpr std::size_t classes = 6;
 
     SingleCopyRange ranges[verbs][classes];
 
-    SingleCopyRange& range(Verb verb, int ranks) noexcept;
+    const SingleCopyRange& range(Verb verb, int ranks, bool oversubscribed) const noexcept;
 };
 
 /// The table of a new job. UNISONO_SINGLE_COPY: a number of bytes for all verbs, 0: no part is long

@@ -177,6 +177,32 @@ void test_uneven(int size) {
     });
 }
 
+/// An exchange in which rank 0 alone has one count for all, and does not know that others have not.
+void test_partly_uneven() {
+    const ThreadedJob job(3);
+    on_ranks(3, [&](int rank) {
+        const auto group = job.group(rank);
+        for (const std::size_t equal : {0, 3, 300, 20000, 70000})
+            for (const std::size_t other : {0, 5, 9000, 90000}) {
+                // Symmetric, so everybody receives as much as it sends.
+                const std::size_t counts[3][3] = {
+                    {equal, equal, equal}, {equal, other, 2 * other}, {equal, 2 * other, 1}};
+                const auto begin = [&](int of, int part) {
+                    return std::accumulate(counts[of], counts[of] + part, std::size_t{0});
+                };
+                const Ints source = filled(rank, begin(rank, 3));
+                Ints target(source.size(), -1);
+                CallArguments made = make_call(Verb::all_to_all, source, target, 0);
+                made.count = rank == 0 ? equal : 0;
+                if (rank != 0) made.sends = made.receives = {counts[rank], counts[rank] + 3};
+                group->run(made, long_limits);
+                for (int from = 0; from < 3; ++from)
+                    for (std::size_t i = 0; i < counts[rank][from]; ++i)
+                        CHECK(target[begin(rank, from) + i] == value(from, begin(from, rank) + i));
+            }
+    });
+}
+
 /// Ranks that disagree all get the error, which names both sides, and can continue.
 void test_mismatch() {
     const int size = 3;
@@ -313,6 +339,7 @@ int main() {
         for (const int size : {1, 2, 3, 5}) test_verbs(size);
         for (const int size : {1, 2, 4}) test_uneven(size);
         for (const int size : {2, 3}) test_in_place(size);
+        test_partly_uneven();
         test_mismatch();
     }
     test_deadline();
