@@ -156,6 +156,7 @@ int Arena::create(int size) {
                  static_cast<std::size_t>(pair) * sizeof(Channel)) Channel;
         header->layout_version = arena_layout_version;
         header->size = static_cast<std::uint32_t>(size);
+        header->single_copy = make_single_copy_table();
         header->next_offset.store(layout.world, std::memory_order_relaxed);
         header->magic = arena_magic;
     } catch (...) {
@@ -188,6 +189,7 @@ Arena::Arena(int fd) : Arena(fd, AdoptFd{}) {
     rank_infos_ = reinterpret_cast<RankInfo*>(base_->data() + layout.rank_infos);
     channels_ = reinterpret_cast<Channel*>(base_->data() + layout.channels);
     logs_ = std::make_unique<Log[]>(static_cast<std::size_t>(size_));
+    probe_words_.resize(static_cast<std::size_t>(size_));
 }
 
 Arena::~Arena() {
@@ -212,6 +214,12 @@ void Arena::register_rank(int rank) {
     if (sched_getaffinity(0, sizeof mask, &mask) == 0)
         for (int core = 0; core < max_cores && core < CPU_SETSIZE; ++core)
             if (CPU_ISSET(core, &mask)) self.cores[core / 64] |= std::uint64_t{1} << (core % 64);
+    // Something that is not there in any other process.
+    std::uint64_t& word = probe_words_[static_cast<std::size_t>(rank)];
+    word = now() ^ reinterpret_cast<std::uintptr_t>(&word) << 16 ^ static_cast<unsigned>(rank);
+    self.probe_address = wants_single_copy() ? reinterpret_cast<std::uintptr_t>(&word) : 0;
+    self.probe_value = word;
+    if (self.probe_address != 0) let_siblings_read();
     self.pid.store(getpid(),
                    std::memory_order_release);  // pairs with the acquire in connect_peers()
 }
@@ -224,12 +232,34 @@ void Arena::leave(int rank) noexcept {
 
 void Arena::connect_peers(int rank) {
     const std::lock_guard lock(mutex_);
-    if (!handles_.empty()) return;  // ranks that are threads share this object; once is enough
+    if (handles_.empty()) open_handles(rank);  // ranks that are threads share this object
+    probe_peers(rank);
+}
+
+/// Reads a word of every other rank. One refusal is enough, here or on any other member, for a
+/// group to stage everything: all members know the same.
+void Arena::probe_peers(int rank) noexcept {
+    bool all = rank_info(rank).probe_address != 0;
+    for (int peer = 0; all && peer < size_; ++peer) {
+        const RankInfo& other = rank_info(peer);
+        std::uint64_t word = 0;
+        all = other.probe_address != 0 &&
+              read_memory(pid(peer), other.probe_address, &word, sizeof word) == 0 &&
+              word == other.probe_value;
+    }
+    rank_info(rank).reads_peers.store(
+        static_cast<std::uint32_t>(all ? ReadsPeers::yes : ReadsPeers::no),
+        std::memory_order_release);  // pairs with reads_peers()
+}
+
+void Arena::open_handles(int rank) {
+    pids_.assign(static_cast<std::size_t>(size_), 0);
     const ArenaLayout layout(size_);
     bool one_session = true;
     for (int peer = 0; peer < size_; ++peer) {
         const RankInfo& other = rank_info(peer);
         const pid_t pid = other.pid.load(std::memory_order_acquire);  // pairs with register_rank()
+        pids_[static_cast<std::size_t>(peer)] = pid;
         one_session = one_session && other.session == rank_info(rank).session;
         log(peer).attach(reinterpret_cast<LogMemory*>(base_->data() + layout.logs +
                                                       static_cast<std::size_t>(peer) * layout.log));

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "log.hpp"
+#include "single_copy.hpp"
 #include "wait.hpp"
 
 namespace unisono {
@@ -45,7 +46,11 @@ struct alignas(128) JobHeader {
     std::atomic<std::uint32_t> next_group;
     std::atomic<std::uint64_t> trace_claimed;  ///< when a rank last began to write the trace file
     std::atomic<std::uint64_t> trace_written;  ///< when a rank last finished writing it
+    SingleCopyTable single_copy;
 };
+
+/// Whether a rank can read the memory of all other ranks.
+enum class ReadsPeers : std::uint32_t { unknown, no, yes };
 
 /// What one rank tells the others about itself. Only that rank writes it, except for `ended`.
 struct alignas(128) RankInfo {
@@ -56,7 +61,10 @@ struct alignas(128) RankInfo {
     std::uint64_t started = 0;  ///< start time of the process, in the kernel's clock ticks
     std::atomic<std::uint64_t> exiting{0};  ///< when the process began to exit; 0: it has not
     std::atomic<std::uint64_t> ended{
-        0};  ///< 2^32 + exit status, set by the first rank that learns it
+        0};                           ///< 2^32 + exit status, set by the first rank that learns it
+    std::uint64_t probe_address = 0;  ///< a word of private memory, for others to try to read
+    std::uint64_t probe_value = 0;    ///< what is there
+    std::atomic<std::uint32_t> reads_peers{0};  ///< see ReadsPeers; final before its first call
     std::uint64_t cores[max_cores / 64] = {};
 };
 
@@ -74,7 +82,7 @@ struct ArenaLayout {
 };
 
 inline constexpr std::uint64_t arena_magic = 0x6f6e6f73696e75;  // "unisono"
-inline constexpr std::uint32_t arena_layout_version = 3;
+inline constexpr std::uint32_t arena_layout_version = 4;
 
 /// A part of the memfd, mapped into this process.
 class Mapping {
@@ -110,8 +118,8 @@ public:
     /// Publishes that this rank has left the job, for good.
     void leave(int rank) noexcept;
 
-    /// Opens a pidfd for every other rank's process and chooses how to wait. All ranks have
-    /// registered.
+    /// Opens a pidfd for every other rank's process, chooses how to wait, and finds out whether
+    /// this rank can read the memory of all others. All ranks have registered.
     void connect_peers(int rank);
 
     int size() const noexcept { return size_; }
@@ -119,6 +127,21 @@ public:
     /// Whether some rank shares its cores with more ranks than it has cores. All ranks get the same
     /// answer.
     bool oversubscribed() const noexcept { return oversubscribed_; }
+
+    /// Whether a rank can read the memory of all others; final once it has begun a call.
+    bool reads_peers(int rank) const noexcept {
+        // acquire: pairs with probe_peers().
+        return rank_info(rank).reads_peers.load(std::memory_order_acquire) ==
+               static_cast<std::uint32_t>(ReadsPeers::yes);
+    }
+
+    /// The process of a rank, as it was when we connected.
+    pid_t pid(int rank) const noexcept { return pids_[static_cast<std::size_t>(rank)]; }
+
+    /// The sizes of parts for which one copy pays; the same on all ranks.
+    SingleCopyRange single_copy_range(Verb verb, int ranks) const noexcept {
+        return header_->single_copy.range(verb, ranks, oversubscribed_);
+    }
 
     JobHeader& header() const noexcept { return *header_; }
     RankInfo& rank_info(int rank) const noexcept { return rank_infos_[rank]; }
@@ -202,6 +225,9 @@ private:
     /// still closes it.
     Arena(int fd, AdoptFd) noexcept : fd_(fd) {}
 
+    void open_handles(int rank);
+    void probe_peers(int rank) noexcept;
+
     std::size_t ring_offset(int from, int to) const noexcept {
         return rings_offset_ +
                static_cast<std::size_t>(from * size_ + to) * ring_cells * cell_bytes_;
@@ -220,7 +246,9 @@ private:
     SpinPolicy spin_policy_;
     bool oversubscribed_ = false;
     std::vector<int> handles_;  ///< by rank: a pidfd, -1 for this process, -2 if it had ended
-    std::mutex mutex_;          ///< guards handles_ and mappings_
+    std::vector<pid_t> pids_;   ///< by rank: a copy, so that no other process is ever read
+    std::vector<std::uint64_t> probe_words_;  ///< by rank, for peers to read
+    std::mutex mutex_;                        ///< guards handles_ and mappings_
     std::map<std::size_t, std::weak_ptr<Mapping>> mappings_;
 };
 

@@ -1,97 +1,14 @@
-// native/collectives.cpp: the collectives. Above each: the idea, its barriers, its bytes.
-//
-// P ranks, S bytes: the larger buffer of one rank. "Staged" means written into the own slot, from
-// which peers read. Long buffers are sent in chunks, one step of the group for each.
-#include "collectives.hpp"
-
-#include <algorithm>
-#include <array>
+// native/collectives.cpp: the collectives, staged. Above each: the idea, its barriers, its bytes.
+#include "collective_context.hpp"
 
 namespace unisono {
 
 namespace {
 
-constexpr std::size_t line = 64;
-constexpr std::size_t huge = std::size_t{8} << 20;  // larger than the caches that ranks share
-
-/// Everything that a collective needs to know about its call.
-struct Context {
-    Context(Group& group, const CallArguments& arguments)
-        : group(group), arguments(arguments), k(kernels()), me(group.rank()), n(group.size()) {}
-
-    Group& group;
-    const CallArguments& arguments;
-    const Kernels& k;
-    int me;
-    int n;
-
-    /// Bytes of this rank's own share.
-    std::size_t share() const { return arguments.count * arguments.item_bytes; }
-    std::size_t bytes(int from, int to) const {
-        return group.sends(from, to) * arguments.item_bytes;
-    }
-
-    /// Results that are too large for the cache are stored past it, unless they replace the source.
-    StoreMode result(std::size_t total) const {
-        return total >= huge && arguments.source != arguments.target ? StoreMode::streaming
-                                                                     : StoreMode::plain;
-    }
-
-    /// Bytes of a chunk for a buffer of `total` bytes: small enough for the cache, large enough
-    /// that the cost of barriers does not matter.
-    std::size_t chunk(std::size_t total) const {
-        const std::size_t wanted = total >= huge ? std::size_t{1} << 20 : std::size_t{256} << 10;
-        return std::min(wanted, group.slot_bytes());
-    }
-
-    /// Bytes of a chunk if counts may differ by rank. It is needed before the consistency check, so
-    /// it depends on nothing that only some ranks know.
-    std::size_t plain_chunk() const { return std::min(std::size_t{256} << 10, group.slot_bytes()); }
-
-    /// The same for each of n parts of a slot.
-    std::size_t cell() const {
-        return std::max(line, plain_chunk() / static_cast<std::size_t>(n) / line * line);
-    }
-
-    /// The first barrier of the call: the caller has filled its slot.
-    void first_barrier() {
-        group.publish(arguments);
-        group.barrier();
-        group.check_consistency(arguments);
-    }
-
-    /// Sources for a reduction, in rank order: our own from private memory, the others' from slots.
-    const void* const* sources(const std::byte* own, std::size_t slot_offset) {
-        for (int rank = 0; rank < n; ++rank)
-            from[static_cast<std::size_t>(rank)] =
-                rank == me ? own : group.slot(rank) + slot_offset;
-        return from.data();
-    }
-
-    std::array<const void*, max_ranks> from;
-};
-
 /// Length of piece `index` of `total` bytes that are divided into pieces of `size`.
 std::size_t piece(std::size_t total, std::size_t index, std::size_t size) {
     const std::size_t begin = index * size;
     return begin >= total ? 0 : std::min(size, total - begin);
-}
-
-/// Slice `rank` of a chunk: where it begins and how long it is. Slices end on cache lines.
-struct Slice {
-    Slice(std::size_t bytes, int ranks, int rank) {
-        const std::size_t each = bytes / static_cast<std::size_t>(ranks) / line * line;
-        begin = each * static_cast<std::size_t>(rank);
-        length = rank == ranks - 1 ? bytes - begin : each;
-    }
-    std::size_t begin, length;
-};
-
-void reduce_into(Context& c, std::byte* to, StoreMode store, std::byte* also, StoreMode also_store,
-                 const void* const* from, std::size_t bytes) {
-    if (bytes == 0) return;
-    c.k.reduce(c.arguments.dtype, c.arguments.op, c.arguments.factor, to, store, also, also_store,
-               from, c.n, bytes / c.arguments.item_bytes);
 }
 
 // ---- all_reduce --------------------------------------------------------------------------------
@@ -111,8 +28,8 @@ void all_reduce_once(Context& c) {
 
 /// Two-shot: rank r reduces slice r. Stage what others reduce; barrier; reduce the own slice into
 /// the result and the slot in one pass; barrier; copy the other slices out. Barriers: 2 a chunk.
-/// Bytes staged: S; read from peers: 2(P-1)/P S.
-void all_reduce_sliced(Context& c) {
+/// Bytes staged: S; read from peers: 2(P-1)/P S. `begun`: the first barrier is behind us.
+void all_reduce_sliced(Context& c, bool begun) {
     const std::size_t total = c.share();
     const std::size_t chunk = c.chunk(total);
     const StoreMode result = c.result(total);
@@ -127,7 +44,7 @@ void all_reduce_sliced(Context& c) {
         c.k.copy(slot, source, own.begin, c.group.staging());
         const std::size_t end = own.begin + own.length;
         c.k.copy(slot + end, source + end, length - end, c.group.staging());
-        if (done == 0)
+        if (done == 0 && !begun)
             c.first_barrier();
         else
             c.group.barrier();
@@ -146,10 +63,16 @@ void all_reduce_sliced(Context& c) {
 
 void all_reduce(Context& c) {
     const std::size_t limit = c.n == 2 ? std::size_t{32} << 10 : std::size_t{8} << 10;
+    if (c.leaves_slot_empty()) {
+        c.group.begin_step();
+        c.first_barrier();
+        if (c.way([](int) { return true; }) == Way::direct) return all_reduce_directly(c);
+        return all_reduce_sliced(c, true);
+    }
     if (c.share() <= std::min(limit, c.group.slot_bytes()))
         all_reduce_once(c);
     else
-        all_reduce_sliced(c);
+        all_reduce_sliced(c, false);
 }
 
 // ---- reduce ------------------------------------------------------------------------------------
@@ -225,39 +148,28 @@ void reduce(Context& c) {
 
 /// Runs `fill(step)` before and `drain(step)` after the barrier of each step; the number of steps
 /// follows from the largest share, which all ranks know after the consistency check. The first fill
-/// uses only what this rank knows itself.
-template <class Fill, class Drain>
-void in_steps(Context& c, std::size_t unit, Fill fill, Drain drain) {
-    std::size_t steps = 1;
-    for (std::size_t step = 0; step < steps; ++step) {
+/// uses only what this rank knows itself. If the call goes the direct way, `directly` does the
+/// rest; `reads(peer)` says whether the memory of that rank is read then.
+template <class Fill, class Drain, class Reads>
+void in_steps(Context& c, std::size_t unit, Fill fill, Drain drain, Reads reads,
+              void (*directly)(Context&)) {
+    c.group.begin_step();
+    if (!c.leaves_slot_empty()) fill(std::size_t{0});
+    c.first_barrier();
+    const Way way = c.way(reads);
+    if (way == Way::direct) return directly(c);
+    const std::size_t largest = c.group.largest_share() * c.arguments.item_bytes;
+    const std::size_t steps = std::max<std::size_t>(1, (largest + unit - 1) / unit);
+    std::size_t step = 0;
+    if (way == Way::staged) drain(step++);
+    for (; step < steps; ++step) {
         c.group.begin_step();
         fill(step);
-        if (step == 0) {
-            c.first_barrier();
-            const std::size_t largest = c.group.largest_share() * c.arguments.item_bytes;
-            steps = std::max<std::size_t>(1, (largest + unit - 1) / unit);
-        } else {
-            c.group.barrier();
-        }
+        c.group.barrier();
         drain(step);
     }
+    c.group.probe(largest);
 }
-
-/// Offset in bytes of part `part` of a buffer that is divided by `counts`, or into equal shares.
-std::size_t part_offset(const Context& c, const std::vector<std::uint64_t>& counts, int part) {
-    if (counts.empty()) return static_cast<std::size_t>(part) * c.share();
-    std::size_t elements = 0;
-    for (int i = 0; i < part; ++i) elements += counts[static_cast<std::size_t>(i)];
-    return elements * c.arguments.item_bytes;
-}
-
-std::size_t part_bytes(const Context& c, const std::vector<std::uint64_t>& counts, int part) {
-    return counts.empty() ? c.share()
-                          : counts[static_cast<std::size_t>(part)] * c.arguments.item_bytes;
-}
-
-/// Bytes of the larger buffer, if shares are equal; good enough to choose how to store.
-std::size_t even_total(const Context& c) { return c.share() * static_cast<std::size_t>(c.n); }
 
 /// broadcast: the root stages, the others copy out; with two slots the root is a chunk ahead.
 /// Barriers: 1 a chunk. Bytes staged: S, by the root.
@@ -279,8 +191,8 @@ void broadcast(Context& c) {
             if (!root)
                 c.k.copy(c.arguments.target + step * chunk, c.group.slot(c.arguments.root),
                          piece(total, step, chunk), result);
-        });
-    c.group.probe(total);
+        },
+        [&](int peer) { return peer == c.arguments.root; }, broadcast_directly);
 }
 
 /// all_gather and gather: read the own part once and store it twice, into the slot and the result;
@@ -315,8 +227,8 @@ void all_gather(Context& c) {
                 c.k.copy(part + step * chunk, c.group.slot(peer),
                          piece(c.bytes(peer, c.me), step, chunk), result);
             }
-        });
-    c.group.probe(c.group.largest_share() * c.arguments.item_bytes);
+        },
+        [&](int peer) { return peer != c.arguments.root; }, all_gather_directly);
 }
 
 /// scatter: the root stages one cell for each rank; each copies its own out. Barriers: 1 a chunk.
@@ -328,7 +240,8 @@ void scatter(Context& c) {
         c, cell,
         [&](std::size_t step) {
             if (!root) return;
-            c.group.commit_slot(cell * static_cast<std::size_t>(c.n));
+            const std::size_t stride = c.own_stride();
+            c.group.commit_slot(stride * static_cast<std::size_t>(c.n));
             for (int peer = 0; peer < c.n; ++peer) {
                 const std::size_t length =
                     piece(part_bytes(c, c.arguments.sends, peer), step, cell);
@@ -337,60 +250,51 @@ void scatter(Context& c) {
                 if (peer == c.me)
                     c.k.copy(c.arguments.target + step * cell, source, length, StoreMode::plain);
                 else
-                    c.k.copy(c.group.slot(c.me) + static_cast<std::size_t>(peer) * cell, source,
+                    c.k.copy(c.group.slot(c.me) + static_cast<std::size_t>(peer) * stride, source,
                              length, c.group.staging());
             }
         },
         [&](std::size_t step) {
             if (root) return;
-            const std::byte* slot =
-                c.group.slot(c.arguments.root) + static_cast<std::size_t>(c.me) * cell;
-            c.k.copy(c.arguments.target + step * cell, slot, piece(c.share(), step, cell),
-                     StoreMode::plain);
-        });
-    c.group.probe(c.group.largest_share() * c.arguments.item_bytes);
+            c.k.copy(c.arguments.target + step * cell, c.cell_for_me(c.arguments.root),
+                     piece(c.share(), step, cell), StoreMode::plain);
+        },
+        [&](int peer) { return peer == c.arguments.root; }, scatter_directly);
 }
 
 /// Stages one cell of our source for each peer.
 void stage_cells(Context& c, std::size_t step, std::size_t cell) {
-    c.group.commit_slot(cell * static_cast<std::size_t>(c.n));
+    const std::size_t stride = c.own_stride();
+    c.group.commit_slot(stride * static_cast<std::size_t>(c.n));
     for (int i = 1; i < c.n; ++i) {
         const int peer = (c.me + i) % c.n;
         const std::size_t length = piece(part_bytes(c, c.arguments.sends, peer), step, cell);
-        c.k.copy(c.group.slot(c.me) + static_cast<std::size_t>(peer) * cell,
+        c.k.copy(c.group.slot(c.me) + static_cast<std::size_t>(peer) * stride,
                  c.arguments.source + part_offset(c, c.arguments.sends, peer) + step * cell, length,
                  c.group.staging());
     }
 }
 
 /// all_to_all: the slot is divided by destination; each copies its cells out of all slots.
-/// Barriers: 1 a chunk. Bytes staged and read: (P-1)/P S. In place a step only overwrites what it
-/// has staged, because equal shares are at equal offsets.
+/// Barriers: 1 if a part fits into a cell, else 1 a cell. Bytes staged and read: (P-1)/P S. In
+/// place a step only overwrites what it has staged, because equal shares are at equal offsets.
 void all_to_all(Context& c) {
     const std::size_t cell = c.cell();
     const StoreMode result = c.result(even_total(c));
     in_steps(
-        c, cell,
+        c, cell, [&](std::size_t step) { stage_cells(c, step, cell); },
         [&](std::size_t step) {
-            stage_cells(c, step, cell);
-            // The two differ if the call is wrong, which is known only after the barrier.
-            const std::size_t length = piece(std::min(part_bytes(c, c.arguments.sends, c.me),
-                                                      part_bytes(c, c.arguments.receives, c.me)),
-                                             step, cell);
-            c.k.copy(c.arguments.target + part_offset(c, c.arguments.receives, c.me) + step * cell,
-                     c.arguments.source + part_offset(c, c.arguments.sends, c.me) + step * cell,
-                     length, result);
-        },
-        [&](std::size_t step) {
+            const std::size_t done = step * cell;
+            c.k.copy(c.arguments.target + part_offset(c, c.arguments.receives, c.me) + done,
+                     c.arguments.source + part_offset(c, c.arguments.sends, c.me) + done,
+                     piece(c.bytes(c.me, c.me), step, cell), result);
             for (int i = 1; i < c.n; ++i) {
                 const int peer = (c.me + i) % c.n;
-                c.k.copy(
-                    c.arguments.target + part_offset(c, c.arguments.receives, peer) + step * cell,
-                    c.group.slot(peer) + static_cast<std::size_t>(c.me) * cell,
-                    piece(c.bytes(peer, c.me), step, cell), result);
+                c.k.copy(c.arguments.target + part_offset(c, c.arguments.receives, peer) + done,
+                         c.cell_for_me(peer), piece(c.bytes(peer, c.me), step, cell), result);
             }
-        });
-    c.group.probe(c.group.largest_share() * c.arguments.item_bytes);
+        },
+        [](int) { return true; }, all_to_all_directly);
 }
 
 /// reduce_scatter: like all_to_all, but what arrives is reduced in rank order. Barriers: 1 a chunk.
@@ -402,11 +306,13 @@ void reduce_scatter(Context& c) {
         c, cell, [&](std::size_t step) { stage_cells(c, step, cell); },
         [&](std::size_t step) {
             const std::size_t length = piece(own, step, cell);
-            reduce_into(
-                c, c.arguments.target + step * cell, StoreMode::plain, nullptr, StoreMode::plain,
-                c.sources(own_part + step * cell, static_cast<std::size_t>(c.me) * cell), length);
-        });
-    c.group.probe(c.group.largest_share() * c.arguments.item_bytes);
+            for (int rank = 0; rank < c.n; ++rank)
+                c.from[static_cast<std::size_t>(rank)] =
+                    rank == c.me ? own_part + step * cell : c.cell_for_me(rank);
+            reduce_into(c, c.arguments.target + step * cell, StoreMode::plain, nullptr,
+                        StoreMode::plain, c.from.data(), length);
+        },
+        [](int) { return true; }, reduce_scatter_directly);
 }
 
 void barrier(Context& c) {

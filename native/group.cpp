@@ -2,7 +2,9 @@
 #include "group.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <new>
+#include <utility>
 
 #include "collectives.hpp"
 
@@ -105,6 +107,7 @@ void Group::run(const CallArguments& arguments, const Limits& limits) {
             format("the group has been broken since call %u: %s", calls_, broken_->what()),
             broken_->ranks);
     limits_ = &limits;
+    reads_began_ = {};
     ++calls_;
     try {
         run_collective(*this, arguments);
@@ -169,6 +172,36 @@ void Group::publish(const CallArguments& arguments) {
     // has a different fingerprint, so that all compare in full.
     self.fingerprint[step_ & 1].store(
         uneven ? print + static_cast<std::uint64_t>(rank_) + 1 : print, std::memory_order_relaxed);
+}
+
+void Group::read_peer(int peer, std::size_t offset, std::byte* target, std::size_t bytes) {
+    if (bytes == 0) return;
+    if (reads_began_ == Clock::time_point{}) reads_began_ = Clock::now();
+    const int error =
+        read_memory(arena_->pid(world_rank(peer)), memory(peer) + offset, target, bytes);
+    if (error != 0) raise_unreadable(peer, error);
+}
+
+void Group::closing_barrier() {
+    // A peer that has arrived and died since may have left its process number to another process,
+    // which we would have read. A number comes round again after thousands of others: that takes
+    // longer than most calls.
+    const auto began = std::exchange(reads_began_, Clock::time_point{});
+    if (began != Clock::time_point{} && Clock::now() - began > slice)
+        for (int peer = 0; peer < size_; ++peer)
+            if (peer != rank_ && !arena_->alive(world_rank(peer))) raise_departed(peer, 0);
+    barrier();
+}
+
+std::byte* Group::scratch(std::size_t bytes) {
+    if (bytes > scratch_bytes_) {
+        scratch_ = {static_cast<std::byte*>(std::aligned_alloc(page, bytes)), std::free};
+        if (scratch_ == nullptr)
+            throw Failure(FailureKind::memory,
+                          format("%zu KiB of private memory are needed", bytes >> 10), {rank_});
+        scratch_bytes_ = bytes;
+    }
+    return scratch_.get();
 }
 
 bool Group::reached(int peer) const noexcept {
@@ -277,6 +310,15 @@ void Group::raise_given_up() {
 void Group::check_consistency(const CallArguments& arguments) {
     const auto parity = step_ & 1;
     const std::uint64_t mine = members_[rank_].fingerprint[parity].load(std::memory_order_relaxed);
+    if (!checked_reads_) {
+        // Every member has connected before its first call, so its answer is final, and all of us
+        // come to the same result.
+        reads_peers_ = checked_reads_ = true;
+        for (int rank = 0; rank < size_; ++rank)
+            reads_peers_ = reads_peers_ && arena_->reads_peers(world_rank(rank));
+        for (std::size_t verb = 0; reads_peers_ && verb < SingleCopyTable::verbs; ++verb)
+            single_copy_[verb] = arena_->single_copy_range(static_cast<Verb>(verb), size_);
+    }
     uneven_ = false;
     share_ = largest_ = arguments.count;
     bool same = arguments.sends.empty();
@@ -298,12 +340,14 @@ void Group::compare_all(const CallArguments& arguments) {
     const CallDescriptor mine(own);
     std::vector<std::uint64_t> receives(n * n, 0);
     matrix_.assign(n * n, 0);
+    one_count_.assign(n, false);
     for (int rank = 0; rank < size_; ++rank) {
         const CallDescriptor call =
             rank == rank_ ? mine : CallDescriptor(members_[rank].call[step_ & 1]);
         if (!call.same_kind(mine) || !call.has_counts()) raise_mismatch();
         const std::uint64_t* sent = rank == rank_ ? arguments.sends.data() : rows(rank);
         const std::uint64_t* got = rank == rank_ ? arguments.receives.data() : rows(rank) + size_;
+        one_count_[static_cast<std::size_t>(rank)] = !call.uneven;
         for (int peer = 0; peer < size_; ++peer) {
             std::uint64_t sends = call.count;
             std::uint64_t gets = call.count;

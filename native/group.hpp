@@ -9,6 +9,12 @@
 // The first barrier of a call carries a fingerprint of the call. Every rank compares all of them
 // before it uses any data. All ranks see the same fingerprints, so all come to the same result:
 // the call fails everywhere or nowhere, and after a mismatch the group is still in step.
+//
+// Where the kernel allows it, long parts take one copy: in a step a rank publishes the address of
+// its own memory instead of filling its slot, and after the barrier its peers read there. The call
+// ends with one more barrier: nobody returns to its caller, who may then free that memory or change
+// it, before all have read. If a rank leaves the call earlier, for any reason, its peers may read
+// anything; but it has not arrived at that last barrier, so the call fails on all of them.
 #pragma once
 
 #include <atomic>
@@ -31,6 +37,7 @@ struct alignas(128) Member {
     std::atomic<std::uint32_t> gave_up{0};    ///< why this rank has left the group; see LeaveReason
     std::atomic<std::uint32_t> shrinking{0};  ///< see ShrinkMark
     std::atomic<std::uint64_t> fingerprint[2];  ///< by parity; in the same cache line as the turn
+    std::atomic<std::uint64_t> memory[2];  ///< by parity; what peers may read, see publish_memory()
     std::atomic<std::uint32_t> departed{
         0};                          ///< 1 after it has left for good; others set it for dead ranks
     alignas(64) PackedCall call[2];  ///< by parity; read if fingerprints differ
@@ -141,6 +148,36 @@ public:
     }
     std::size_t slot_bytes() const noexcept { return slot_bytes_; }
 
+    /// Publishes where peers may read our own memory in this step; 0: nowhere.
+    void publish_memory(std::uint64_t address) noexcept {
+        // Relaxed: the store of the turn in barrier() orders it.
+        members_[rank_].memory[step_ & 1].store(address, std::memory_order_relaxed);
+    }
+
+    /// What a peer has published in this step; the barrier has been passed.
+    std::uint64_t memory(int peer) const noexcept {
+        return members_[peer].memory[step_ & 1].load(std::memory_order_relaxed);
+    }
+
+    /// Whether all members can read each other's memory. All find the answer in their first call,
+    /// and use it from the second one on.
+    bool reads_peers() const noexcept { return reads_peers_; }
+
+    /// The sizes of parts for which one copy pays; none before all members know that they can read.
+    SingleCopyRange single_copy_range(Verb verb) const noexcept {
+        return single_copy_[static_cast<std::size_t>(verb) % SingleCopyTable::verbs];
+    }
+
+    /// Copies memory of a peer, `offset` bytes behind what it has published in this step. Throws
+    /// Failure(lost) if the peer has died or has left the call.
+    void read_peer(int peer, std::size_t offset, std::byte* target, std::size_t bytes);
+
+    /// The last barrier of a call in which peers have read each other's memory.
+    void closing_barrier();
+
+    /// Private memory of `bytes` that the group keeps for its calls; a multiple of a page.
+    std::byte* scratch(std::size_t bytes);
+
     /// Publishes the call; the next barrier carries it.
     void publish(const CallArguments& arguments);
 
@@ -154,6 +191,14 @@ public:
     /// Elements that rank `from` sends to rank `to` in the call that was checked.
     std::uint64_t sends(int from, int to) const noexcept {
         return uneven_ ? matrix_[static_cast<std::size_t>(from * size_ + to)] : share_;
+    }
+
+    /// Whether counts differ by rank in the call that was checked.
+    bool uneven() const noexcept { return uneven_; }
+
+    /// Whether a rank has passed one count for all ranks in the call that was checked.
+    bool has_one_count(int rank) const noexcept {
+        return !uneven_ || one_count_[static_cast<std::size_t>(rank)];
     }
 
     /// The largest number of elements that any rank sends to any rank.
@@ -181,6 +226,7 @@ private:
     void check_given_up(bool arrived);
     [[noreturn]] void raise_given_up();
     [[noreturn]] void raise_departed(int peer, std::uint32_t word);
+    [[noreturn]] void raise_unreadable(int peer, int error);
     std::string timeout_text() const;
     [[noreturn]] void expire(const std::string& how);
     void compare_all(const CallArguments& arguments);
@@ -224,7 +270,14 @@ private:
     std::uint64_t share_ = 0;
     std::uint64_t largest_ = 0;
     std::vector<std::uint64_t>
-        matrix_;  ///< a copy, because peers may already publish the next call
+        matrix_;                   ///< a copy, because peers may already publish the next call
+    std::vector<bool> one_count_;  ///< by rank, if counts differ by rank
+    bool checked_reads_ = false;   ///< whether reads_peers_ is known
+    bool reads_peers_ = false;
+    SingleCopyRange single_copy_[SingleCopyTable::verbs];  ///< a copy for groups of this size
+    Clock::time_point reads_began_{};  ///< first read_peer() of a call; zero: there was none
+    std::unique_ptr<std::byte, void (*)(void*)> scratch_{nullptr, nullptr};
+    std::size_t scratch_bytes_ = 0;
     const Limits* limits_ = nullptr;
     std::atomic<bool> stopping_{false};
     std::atomic<bool> usable_{true};  ///< false after closed_ or broken_ is set

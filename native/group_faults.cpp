@@ -1,5 +1,8 @@
 // native/group_faults.cpp: the errors of a group.
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <thread>
 
 #include "group.hpp"
 #include "process.hpp"
@@ -51,6 +54,26 @@ void Group::raise_departed(int peer, std::uint32_t word) {
     }
     throw damaged(
         format("%s has left for reason %u, which does not exist", culprit.c_str(), word & 0xff));
+}
+
+/// The kernel did not let us read a peer. A process that dies loses its memory a moment before it
+/// counts as ended, and a rank publishes that it has left a call before it frees its memory.
+void Group::raise_unreadable(int peer, int error) {
+    const auto deadline = deadline_after(2);
+    for (;;) {
+        const std::uint32_t word =
+            members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
+        if (word != 0 || !arena_->alive(world_rank(peer))) raise_departed(peer, word);
+        if (Clock::now() >= deadline) break;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    if (error == ESRCH) raise_departed(peer, 0);
+    throw Failure(FailureKind::system,
+                  format("the memory of %s could not be read: %s; it has been freed during the "
+                         "call, or the process has lost the permission since it started: "
+                         "UNISONO_SINGLE_COPY=0 does without it",
+                         describe_rank(peer).c_str(), std::strerror(error)),
+                  {peer});
 }
 
 std::string Group::timeout_text() const {

@@ -75,6 +75,9 @@ RIGHT = [
     right("group", "one outcome", "RANKS=4 CALLS=1 ONE_OUTCOME"),
     right("group", "one outcome, two steps a call", "RANKS=3 CALLS=1 STEPS=2 DEATHS=1 ONE_OUTCOME"),
     right("group", "one outcome, sliced", "RANKS=3 CALLS=2 SLICED DEATHS=1 ONE_OUTCOME"),
+    right("group", "one outcome, direct", "RANKS=2 CALLS=2 DIRECT DEATHS=1 QUITS=1 ONE_OUTCOME"),
+    right("group", "one outcome, direct", "RANKS=3 CALLS=2 DIRECT DEATHS=1 ONE_OUTCOME"),
+    right("group", "direct, deadlines", "RANKS=3 CALLS=1 DIRECT DEATHS=1 QUITS=1 ONE_OUTCOME"),
     right("group", "mismatch: one result", "RANKS=3 CALLS=2 ODD=1 DEATHS=1 ONE_OUTCOME"),
     right("group", "close, no memory", "RANKS=3 CALLS=2 CLOSES=1 SHORTAGES=1 ONE_OUTCOME"),
     right(
@@ -118,6 +121,7 @@ BUGS = [
     wrong("wait", "no death check", "RANKS=3 ROUNDS=2 DEATHS=1 SLICES=1 BUG_NO_DEATH_CHECK"),
     wrong("group", "turn before data", "RANKS=2 CALLS=2 BUG_TURN_BEFORE_DATA", quick=True),
     wrong("group", "one slot instead of two", "RANKS=2 CALLS=2 BUG_ONE_SLOT"),
+    wrong("group", "no closing barrier", "RANKS=2 CALLS=2 DIRECT BUG_NO_CLOSING_BARRIER"),
     wrong("group", "no death check", "RANKS=2 CALLS=2 DEATHS=1 BUG_NO_DEATH_CHECK"),
     wrong(
         "group", "no check after a death", "RANKS=2 CALLS=2 DEATHS=1 ONE_OUTCOME BUG_NO_SECOND_LOOK"

@@ -3,8 +3,13 @@
  * Models (native/group.cpp, group.hpp): Group::run(), begin_step(), commit_slot(), publish(),
  * barrier(), reached(), wait_for(), shut_out(), check_peers(), check_given_up(), raise_departed(),
  * expire(), check_consistency(), give_up(), close(); the order of fill, barrier and drain in
- * collectives.cpp (all_reduce_once() and in_steps(); with SLICED also all_reduce_sliced()); and
+ * collectives.cpp (all_reduce_once() and in_steps(); with SLICED also all_reduce_sliced(); with
+ * DIRECT also read_peer() and closing_barrier(), as all_gather_directly() uses them); and
  * Arena::alive().
+ *
+ * With DIRECT a rank publishes its private memory instead of filling its slot. That is freed as soon
+ * as its call has ended, in any way: then a peer reads rubbish, or fails if the process is dead. No
+ * call may succeed with rubbish.
  *
  * Each access to shared memory is a step of its own (but see drain()); a write into a slot is two
  * steps, so that a reader can see it half done. A rank may die between any two steps; alive() is
@@ -54,6 +59,7 @@
 #define blamed_by(word) (((word) >> 3) - 1)
 
 #define BUSY 255 /* a slot while it is being written */
+#define FREED 0  /* private memory after its rank's call */
 
 /* ---- shared memory: Member[], slots, GroupHeader ---- */
 byte turn[RANKS];
@@ -62,6 +68,9 @@ byte fingerprint[2 * RANKS];
 byte slot[2 * RANKS];
 #ifdef SLICED
 byte reduced[2 * RANKS]; /* the slice of a slot that its own rank reduces */
+#endif
+#ifdef DIRECT
+byte private[RANKS]; /* memory of the callers: in no rank's slot, but others can read it */
 #endif
 byte header_closed;
 byte header_size = RANKS;
@@ -125,6 +134,9 @@ inline claim_ended() {
 #else
     assert(!ANY_RANK(failed_before));
 #endif
+#ifdef DIRECT
+    private[rank_] = FREED;
+#endif
     ended[rank_] = calls_
 }
 
@@ -145,10 +157,16 @@ inline claim_failed() {
 
 /* ---- the group ---- */
 
+#ifdef DIRECT
+inline fill() {
+    private[rank_] = step_
+}
+#else
 inline fill() {
     slot[at(rank_)] = BUSY;
     slot[at(rank_)] = step_
 }
+#endif
 
 /* Reads what the others have staged. All of it in one step, together with check_consistency():
  * nothing that a rank reads here may change before it arrives at its next barrier. The step may
@@ -250,6 +268,9 @@ proctype Rank(byte rank_) {
     byte turn_, step_, calls_, chunk; /* as in Group */
     byte i, peer, q, word, why, blamed, where, print;
     bool late, mine, same;
+#ifdef DIRECT
+    bool rubbish;
+#endif
     {
         do
         :: calls_ == CALLS -> goto leave
@@ -309,12 +330,42 @@ passed_first:
                     i = 0;
                     if
                     :: !same -> claim_ended(); break /* mismatch: continue with the next call */
+#ifdef DIRECT
+                    :: else -> same = false
+                    fi
+#else
                     :: else -> same = false; drain(slot)
                     fi
 #ifndef SLICED
                     ; end_step()
 #endif
+#endif
                 }
+#ifdef DIRECT
+                rubbish = false;
+                i = 1;
+                do /* read_peer(): one peer after the other */
+                :: i < RANKS ->
+                    atomic {
+                        peer = (rank_ + i) % RANKS;
+                        if
+                        :: dead[peer] -> /* raise_unreadable() */
+                            why = Leave_lost; blamed = peer; i = 0; peer = 0;
+                            goto thrown
+                        :: else -> rubbish = rubbish || private[peer] != step_
+                        fi;
+                        i++
+                    }
+                :: else -> i = 0; peer = 0; break
+                od;
+#ifdef BUG_NO_CLOSING_BARRIER
+                atomic { assert(!rubbish); end_step() }
+#else
+                barrier(1);
+passed_closing:
+                atomic { assert(!rubbish); end_step() }
+#endif
+#endif
 #ifdef SLICED
                 reduced[at(rank_)] = BUSY;
                 reduced[at(rank_)] = step_;
@@ -355,6 +406,9 @@ look:       do /* wait_for(peer) */
 #ifdef SLICED
             :: else -> goto passed_second
 #endif
+#if defined(DIRECT) && !defined(BUG_NO_CLOSING_BARRIER)
+            :: else -> goto passed_closing
+#endif
             fi
         }
 
@@ -363,7 +417,10 @@ thrown: /* Group::run() catches: the group is broken for us */
             gave_up[rank_] = pack(why, blamed); /* give_up() */
             why = 0; blamed = 0;
             claim_failed()
-        }
+        };
+#ifdef DIRECT
+        private[rank_] = FREED; /* its caller may do that now */
+#endif
 
 leave:  /* close() */
         if

@@ -30,7 +30,7 @@ struct ThreadedJob {
         std::iota(ranks.begin(), ranks.end(), 0);
         offset = Group::prepare(*arena, ranks, true);
         for (int rank = 0; rank < size; ++rank) arena->register_rank(rank);
-        arena->connect_peers(0);
+        for (int rank = 0; rank < size; ++rank) arena->connect_peers(rank);
     }
 
     std::unique_ptr<Group> group(int rank) const {

@@ -2,6 +2,7 @@
 // ranks that are threads.
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <string>
 
 #include "check.hpp"
@@ -87,6 +88,68 @@ void test_verbs(int size) {
     });
 }
 
+/// Source and target are the same memory, or one is a part of the other; some ranks alone do so.
+void test_in_place(int size) {
+    const ThreadedJob job(size);
+    const auto n = static_cast<std::size_t>(size);
+    on_ranks(size, [&](int rank) {
+        const auto group = job.group(rank);
+        const auto me = static_cast<std::size_t>(rank);
+        for (const std::size_t count : {1, 5000, 65537, 300001})
+            for (int round = 0; round < 3; ++round) {
+                const int root = (round + 1) % size;
+                Ints data = filled(rank, count);
+                group->run(make_call(Verb::broadcast, data, data, count, ReduceOp::none, root),
+                           long_limits);
+                for (std::size_t i = 0; i < count; ++i) CHECK(data[i] == value(root, i));
+                Ints wide = filled(rank, count * n);
+                const auto part = [&](CallArguments made, bool of_source) {
+                    auto* own = reinterpret_cast<std::byte*>(wide.data() + me * count);
+                    if (of_source)
+                        made.source = own;
+                    else
+                        made.target = own;
+                    return made;
+                };
+                group->run(part(make_call(Verb::all_gather, wide, wide, count), true), long_limits);
+                for (std::size_t r = 0; r < n; ++r)
+                    for (std::size_t i = 0; i < count; ++i)
+                        CHECK(wide[r * count + i] == value(static_cast<int>(r), r * count + i));
+                wide = filled(rank, count * n);
+                group->run(
+                    part(make_call(Verb::gather, wide, wide, count, ReduceOp::none, root), true),
+                    long_limits);
+                for (std::size_t r = 0; r < n; ++r)
+                    for (std::size_t i = 0; i < count; ++i)
+                        CHECK(wide[r * count + i] ==
+                              value(rank == root ? static_cast<int>(r) : rank, r * count + i));
+                wide = filled(rank, count * n);
+                group->run(
+                    part(make_call(Verb::scatter, wide, wide, count, ReduceOp::none, root), false),
+                    long_limits);
+                for (std::size_t i = 0; i < count; ++i)
+                    CHECK(wide[me * count + i] == value(root, me * count + i));
+                wide = filled(rank, count * n);
+                Ints elsewhere(count * n);
+                Ints& target = round == 0 || rank % 2 == round % 2 ? wide : elsewhere;
+                group->run(make_call(Verb::all_to_all, wide, target, count), long_limits);
+                for (std::size_t r = 0; r < n; ++r)
+                    for (std::size_t i = 0; i < count; ++i)
+                        CHECK(target[r * count + i] == value(static_cast<int>(r), me * count + i));
+                wide = filled(rank, count * n);
+                group->run(
+                    part(make_call(Verb::reduce_scatter, wide, wide, count, ReduceOp::sum), false),
+                    long_limits);
+                for (std::size_t i = 0; i < count; ++i)
+                    CHECK(wide[me * count + i] == total(size, me * count + i));
+                data = filled(rank, count);
+                group->run(make_call(Verb::all_reduce, data, data, count, ReduceOp::sum),
+                           long_limits);
+                for (std::size_t i = 0; i < count; ++i) CHECK(data[i] == total(size, i));
+            }
+    });
+}
+
 /// Rank i sends i * j elements to rank j: nobody's counts are equal, and some are 0.
 void test_uneven(int size) {
     const ThreadedJob job(size);
@@ -111,6 +174,32 @@ void test_uneven(int size) {
                     CHECK(target[at++] == value(static_cast<int>(from), begin + i));
             }
         }
+    });
+}
+
+/// An exchange in which rank 0 alone has one count for all, and does not know that others have not.
+void test_partly_uneven() {
+    const ThreadedJob job(3);
+    on_ranks(3, [&](int rank) {
+        const auto group = job.group(rank);
+        for (const std::size_t equal : {0, 3, 300, 20000, 70000})
+            for (const std::size_t other : {0, 5, 9000, 90000}) {
+                // Symmetric, so everybody receives as much as it sends.
+                const std::size_t counts[3][3] = {
+                    {equal, equal, equal}, {equal, other, 2 * other}, {equal, 2 * other, 1}};
+                const auto begin = [&](int of, int part) {
+                    return std::accumulate(counts[of], counts[of] + part, std::size_t{0});
+                };
+                const Ints source = filled(rank, begin(rank, 3));
+                Ints target(source.size(), -1);
+                CallArguments made = make_call(Verb::all_to_all, source, target, 0);
+                made.count = rank == 0 ? equal : 0;
+                if (rank != 0) made.sends = made.receives = {counts[rank], counts[rank] + 3};
+                group->run(made, long_limits);
+                for (int from = 0; from < 3; ++from)
+                    for (std::size_t i = 0; i < counts[rank][from]; ++i)
+                        CHECK(target[begin(rank, from) + i] == value(from, begin(from, rank) + i));
+            }
     });
 }
 
@@ -244,9 +333,15 @@ void test_close() {
 }  // namespace
 
 int main() {
-    for (const int size : {1, 2, 3, 5}) test_verbs(size);
-    for (const int size : {1, 2, 4}) test_uneven(size);
-    test_mismatch();
+    // Staged only; the direct way wherever it can be; what a job does by itself.
+    for (const char* single_copy : {"0", "1", ""}) {
+        setenv("UNISONO_SINGLE_COPY", single_copy, 1);
+        for (const int size : {1, 2, 3, 5}) test_verbs(size);
+        for (const int size : {1, 2, 4}) test_uneven(size);
+        for (const int size : {2, 3}) test_in_place(size);
+        test_partly_uneven();
+        test_mismatch();
+    }
     test_deadline();
     test_background();
     test_close();

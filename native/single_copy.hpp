@@ -1,0 +1,49 @@
+// native/single_copy.hpp: read the memory of another rank, if the kernel allows it: one copy
+// instead of two through a slot. And the table that says from which size on that pays.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "types.hpp"
+
+namespace unisono {
+
+/// Sizes of parts for which one copy pays: `from` bytes on, and `below` bytes only.
+struct SingleCopyRange {
+    std::uint64_t from = ~std::uint64_t{0};
+    std::uint64_t below = ~std::uint64_t{0};
+
+    bool contains(std::uint64_t bytes) const noexcept { return bytes >= from && bytes < below; }
+};
+
+/// The ranges for each verb and number of ranks. A part is what one rank reads of one peer. All
+/// ranks of a job use one table: it is in the JobHeader, and rank 0 has put it there.
+struct SingleCopyTable {
+    static constexpr std::size_t verbs = static_cast<std::size_t>(Verb::barrier) + 1;
+    /// 2 ranks; up to 4; up to 8; up to 16; more; any number that has to share cores.
+    static constexpr std::size_t classes = 6;
+
+    SingleCopyRange ranges[verbs][classes];
+
+    const SingleCopyRange& range(Verb verb, int ranks, bool oversubscribed) const noexcept;
+};
+
+/// The table of a new job. UNISONO_SINGLE_COPY: a number of bytes for all verbs, 0: no part is long
+/// enough; not set: defaults that were measured. Throws Failure(system) if it is not a number.
+SingleCopyTable make_single_copy_table();
+
+/// Whether this rank takes part: not if UNISONO_SINGLE_COPY is 0.
+bool wants_single_copy();
+
+/// Where yama only lets ancestors read a process, lets the descendants of our parent read us: those
+/// are the ranks that one launcher has started. Elsewhere it changes nothing.
+void let_siblings_read() noexcept;
+
+/// Copies memory of another process. Returns 0, or the error of the kernel: then a part of `target`
+/// may have been written. No address can do harm here: a wrong one is EFAULT.
+int read_memory(pid_t pid, std::uint64_t address, void* target, std::size_t bytes) noexcept;
+
+}  // namespace unisono
