@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,12 +45,12 @@ def test_tables_plot_and_peer(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert plot.read_bytes().startswith(b"\x89PNG")
     lines = done.stdout.splitlines()
-    header = ["size", "unisono", "gloo", "memcpy", "unisono/memcpy", "best/unisono"]
+    header = [["size", "unisono", "gloo", "memcpy", "unisono", "best"], ["/memcpy", "/unisono"]]
     found = json.loads(figures.read_text())
     for title in ("all_reduce, 2 ranks, float32", "broadcast, 2 ranks, float32"):
         start = lines.index(title)
-        assert lines[start + 1].split() == header
-        rows = [line.split() for line in lines[start + 2 : start + 4]]
+        assert [line.split() for line in lines[start + 1 : start + 3]] == header
+        rows = [line.split() for line in lines[start + 3 : start + 5]]
         assert [row[:2] for row in rows] == [["8", "B"], ["64", "KiB"]]
         ratios = [cell["ratio"] for cell in found["cells"] if title.startswith(cell["collective"])]
         assert [float(row[-1]) for row in rows] == pytest.approx(ratios, abs=0.006)
@@ -65,6 +69,30 @@ def test_tables_plot_and_peer(tmp_path: Path) -> None:
     assert (cell["collective"], cell["bytes"]) == ("broadcast", 65536)
     none = call("--from", str(figures), "--ranks", "3")
     assert none.returncode == 2 and "has no such rows" in none.stderr
+
+
+def test_progress_on_a_terminal() -> None:
+    controller, terminal = pty.openpty()
+    command = ["bench", "--rounds", "1", "--seconds", "0.005", "--sizes", "8,16"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "unisono", *command],
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        text=True,
+        env={**os.environ, "COLUMNS": "100"},
+    )
+    os.close(terminal)
+    shown = b""
+    with contextlib.suppress(OSError):  # EIO: everybody else has closed the terminal
+        while chunk := os.read(controller, 4096):
+            shown += chunk
+    os.close(controller)
+    assert process.communicate(timeout=60)[0].count("#") == 0
+    assert process.returncode == 0
+    bars = shown.decode().split("\r\x1b[K")
+    assert f"[{'.' * 24}] 0/2: all_reduce, 8 B, 2 ranks" in bars
+    assert any(re.match(r"\[#{12}\.{12}\] 1/2, about .* left: all_red.*16 B", bar) for bar in bars)
+    assert bars[-1] == ""  # nothing is left of it
 
 
 @pytest.mark.parametrize("face", essential(1, collectives.FACES))

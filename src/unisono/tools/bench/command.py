@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from unisono.errors import ArgumentError
-from unisono.tools.bench import collectives, ddp, faces
+from unisono.tools.bench import collectives, ddp, faces, tune
 from unisono.tools.bench.arguments import STDOUT
 from unisono.tools.bench.peers import PACKAGES
 
@@ -32,6 +32,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "faces": {"engine": "shm"},
     "ddp": {"parameters": "0.1M,1M,10M", "against": "gloo"},
+    "--tune": {"collectives": None, "sizes": None},
 }
 #: Their values and help.
 _OPTIONS: dict[str, tuple[str, str]] = {
@@ -56,7 +57,7 @@ _OPTIONS: dict[str, tuple[str, str]] = {
     "parameters": ("P,Q", "sizes of models: 0.1M, 1M, ..."),
 }
 #: A step of a large model takes longer than a call.
-_SECONDS = {"collectives": 0.1, "faces": 0.1, "ddp": 0.5}
+_SECONDS = {"collectives": 0.1, "faces": 0.1, "ddp": 0.5, "--tune": 0.05}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +81,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--seconds",
         type=float,
         metavar="S",
-        help="approximate length of a round (default 0.1, for ddp 0.5)",
+        help="approximate length of a round (default 0.1, for ddp 0.5, with --tune 0.05)",
     )
     parser.add_argument(
         "--json",
@@ -88,6 +89,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         const=STDOUT,
         metavar="FILE",
         help="write one JSON object to FILE; without FILE, print it and nothing else",
+    )
+    parser.add_argument(
+        "--tune",
+        action="store_true",
+        help="find out for which sizes ranks of this machine should read each other's memory, and "
+        "store it for the engine shm",
     )
     for name, (metavar, text) in _OPTIONS.items():
         tables = " and ".join(table for table, options in _DEFAULTS.items() if name in options)
@@ -104,6 +111,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Measure what was asked for."""
     table = arguments.table
+    if arguments.tune:
+        if table != "collectives":
+            raise ArgumentError(f"--tune has no table; leave {table!r} out")
+        table = "--tune"
     for name in sorted(set(_OPTIONS) & set(vars(arguments)) - set(_DEFAULTS[table])):
         tables = " or ".join(f"`bench {other}`" for other in _TABLES if name in _DEFAULTS[other])
         raise ArgumentError(f"`bench {table}` has no {_flag(name)}; leave it out, or use {tables}")
@@ -119,7 +130,7 @@ def main(arguments: argparse.Namespace) -> int:
         raise ArgumentError(f"the number of rounds is {arguments.rounds}; give 1 or more")
     if not 0 < arguments.seconds < float("inf"):
         raise ArgumentError(f"--seconds is {arguments.seconds:g}; give a number above 0")
-    return _TABLES[table][0](arguments)
+    return tune.main(arguments) if arguments.tune else _TABLES[table][0](arguments)
 
 
 def _flag(name: str) -> str:

@@ -90,7 +90,8 @@ def print_table(cells: Sequence[_Cell]) -> None:
     names = list(dict.fromkeys(name for cell in cells for name in cell["seconds"]))
     names.remove("memcpy")
     compared = len(names) > 1
-    header = ["size", *names, "memcpy", "unisono/memcpy", *(["best/unisono"] if compared else [])]
+    # In two lines, so that a comparison with four peers fits into 120 columns.
+    header = ["size", *names, "memcpy", "unisono\n/memcpy"] + ["best\n/unisono"] * compared
     rows = [header]
     for cell in cells:
         memory = cell["seconds"]["unisono"] / cell["seconds"]["memcpy"]

@@ -9,6 +9,7 @@ affects all libraries alike.
 from __future__ import annotations
 
 import json
+import os
 import select
 import socket
 import subprocess
@@ -29,6 +30,7 @@ _DEADLINE = 120.0
 _TIME_TO_LEAVE = 10.0  # seconds between the end of a rank's requests and SIGTERM
 _MOST_CALLS = 20000
 _SHOWN_LINES = 8  # of what a library wrote before it failed
+_READ_BYTES = 8192
 # glibc gives large blocks back after each call unless told otherwise; peers that allocate scratch
 # memory in every call would pay for fresh pages, which is not what is compared.
 _KEEP_MEMORY = {
@@ -64,10 +66,14 @@ class LibraryRanks:
         self._ranks = ranks
         self._streams: dict[int, IO[str]] = {}
         with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-")))
-            self._log = folder / "log"
+            self._log = stack.enter_context(tempfile.TemporaryFile())
+            self._folder = tempfile.TemporaryDirectory(prefix="unisono-")
+            address = str(Path(stack.enter_context(self._folder)) / "socket")
             self._listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-            self._listener.bind(str(folder / "socket"))
+            try:
+                self._listener.bind(address)
+            except OSError as error:  # the path of a socket has at most 107 characters
+                raise LaunchError(f"no socket at {address}: {error}; set TMPDIR") from error
             self._listener.listen(ranks)
             processes = 1 if library.is_launcher else ranks
             self._supervisor = stack.enter_context(
@@ -77,15 +83,14 @@ class LibraryRanks:
                     bind="none" if library.is_launcher else "share",
                 )
             )
-            with self._log.open("w") as log:
-                for _ in range(processes):
-                    self._supervisor.start(
-                        [*library.command, str(folder / "socket")],
-                        {**_KEEP_MEMORY, **library.variables},
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                    )
+            for _ in range(processes):
+                self._supervisor.start(
+                    [*library.command, address],
+                    {**_KEEP_MEMORY, **library.variables},
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._log,
+                    stderr=self._log,
+                )
             self._resources = stack.pop_all()
 
     def wait_ready(self) -> None:
@@ -105,6 +110,7 @@ class LibraryRanks:
                 raise self._failure("did not start")
             if time.monotonic() > deadline:
                 raise self._failure(f"did not start in {_DEADLINE:g} s")
+        self._folder.cleanup()  # now, because nobody would do it if we were killed
 
     def ask(self, request: Mapping[str, Any]) -> list[Any]:
         """Send a request to all ranks, and return their answers."""
@@ -144,7 +150,10 @@ class LibraryRanks:
     def _failure(self, what: str, rank: int | None = None) -> LaunchError:
         self.has_failed = True
         who = self.name if rank is None else f"rank {rank} of {self.name}"
-        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line]
+        # Not by seek and read: that would move the place at which the ranks write.
+        size = os.fstat(self._log.fileno()).st_size
+        written = os.pread(self._log.fileno(), _READ_BYTES, max(0, size - _READ_BYTES))
+        lines = [line for line in written.decode(errors="replace").splitlines() if line]
         shown = "".join(f"\n    {line}" for line in lines[-_SHOWN_LINES:])
         return LaunchError(f"{who} {what}" + (f"; its last lines are:{shown}" if shown else ""))
 
