@@ -231,6 +231,9 @@ class Engine(ABC):
     timeout: float
     #: Each rank's host, as in `Launch.hosts`; empty where all ranks are on this one.
     hosts: Sequence[str] = ()
+    #: The native module's own object, for faces that make ordinary calls on it; None if there is
+    #: none. `work_of` and `explain` do for such calls what the engine does for others.
+    communicator: Any = None
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -323,6 +326,13 @@ class Engine(ABC):
 
     def exit(self) -> None:  # noqa: B027 - most engines need not do anything
         """Note that this process is about to end, before `close`: peers may ask how it ended."""
+
+    def work_of(self, handle: Any) -> Work:
+        """The work of a call that was started on `communicator`."""
+        raise Unsupported(f"engine {self.name!r} has no native calls")
+
+    def explain(self, error: UnisonoError) -> None:  # noqa: B027 - for most, errors say it all
+        """Add to an error what else is known about the job."""
 
     def records(self) -> list[RankReport]:
         """What each rank of the job called last; empty on engines that keep no records."""

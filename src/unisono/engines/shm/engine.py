@@ -99,7 +99,7 @@ class ShmEngine(Engine):
         self._job = job
         self._ends_job = ends_job  # only the world's engine does
         self._tracer = tracer
-        self._native = communicator
+        self._native = self.communicator = communicator
         self._collective = communicator.collective
         self.rank = rank
         self.size = size
@@ -196,6 +196,12 @@ class ShmEngine(Engine):
 
     def exit(self) -> None:
         self._job.announce_exit()
+
+    def work_of(self, handle: _native.CallHandle) -> Work:
+        return ShmWork(self._tracer, handle)  # the handle keeps the memory alive
+
+    def explain(self, error: UnisonoError) -> None:
+        self._tracer.explain(error)
 
     def records(self) -> list[RankReport]:
         return self._tracer.source.look()
