@@ -13,6 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ __all__ = [
     "Run",
     "WorkFuture",
     "current_callback_thread",
+    "keep_interrupts",
     "run_in_new_thread",
 ]
 
@@ -91,11 +93,12 @@ class _Failure:
     """What a future holds instead of a value, because torch cannot set an error from Python.
 
     Python code gets the error itself, by `unwrap`. C++ does not unwrap: it shows the value's text,
-    or pickles the value to find the tensors in it, which raises the error there too.
+    or looks for tensors in it, which raises the error there too (see `keep_interrupts`).
     """
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
+        self.text = "".join(traceback.format_exception_only(error)).strip()  # with its notes
 
     def __str__(self) -> str:
         return "".join(traceback.format_exception(self.error)).strip()
@@ -107,6 +110,22 @@ class _Failure:
     def unwrap(value: Any) -> Any:
         """Raise the error; torch calls this with the value of a future that has failed."""
         raise value.error
+
+
+def keep_interrupts() -> None:
+    """Let a Ctrl-C that comes while DDP waits for a future in C++ be a KeyboardInterrupt.
+
+    There C++ asks a Python function of torch which tensors the value of the future holds, by
+    pickling the value. A Ctrl-C that is pending would be raised in that function, and C++ makes a
+    RuntimeError of whatever it raises. So a native function takes its place, which keeps a Ctrl-C
+    for later; it also saves the pickling.
+    """
+    module: Any = torch._jit_internal
+    theirs = getattr(module, "_extract_tensors", None)
+    if isinstance(theirs, FunctionType):  # not yet replaced, and still there in this torch
+        from unisono import _native
+
+        module._extract_tensors = _native.tensor_extractor(torch.Tensor, _Failure, theirs)
 
 
 class WorkFuture(torch.futures.Future):  # type: ignore[misc]

@@ -17,7 +17,7 @@ from unisono.core.groups import Group
 from unisono.errors import NotReady
 from unisono.torch.backend.direct import DirectCalls
 from unisono.torch.backend.dynamo import skip
-from unisono.torch.backend.futures import CallbackThread, current_callback_thread
+from unisono.torch.backend.futures import CallbackThread, current_callback_thread, keep_interrupts
 
 __all__ = ["ProcessGroupBase"]
 
@@ -72,6 +72,7 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
         engine = self._core.engine
         if engine is None or engine.communicator is None:
             return None
+        keep_interrupts()
         return DirectCalls(self._core, engine, self.run_in_order)
 
     # ---- subgroups ----
