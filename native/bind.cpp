@@ -16,6 +16,7 @@
 #include "inspector.hpp"
 #include "kernels.hpp"
 #include "python_call.hpp"
+#include "python_visit.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -98,6 +99,28 @@ std::optional<CallHandle> collective(Communicator& self, int verb, std::uintptr_
                              seconds, blocking, backward, {}, {});
 }
 
+/// Starts a collective; `used` stays alive until it has ended. The counts are empty if equal.
+CallHandle start(Communicator& self, int verb, std::uintptr_t source, std::uintptr_t target,
+                 std::uint64_t count, int dtype, std::uint32_t item_bytes, int op, double factor,
+                 int root, double seconds, nb::object used, std::vector<std::uint64_t> sends,
+                 std::vector<std::uint64_t> receives) {
+    KeptUntilDone::sweep();
+    CallHandle handle =
+        *collective_uneven(self, verb, source, target, count, dtype, item_bytes, op, factor, root,
+                           seconds, false, false, std::move(sends), std::move(receives));
+    handle.kept = {std::move(used), handle.completion};
+    return handle;
+}
+
+/// Waits for a call of this group; whether it has ended well. What went wrong is for check().
+bool finish(Communicator& self, const CallHandle& handle) {
+    if (handle.transfer != nullptr)
+        handle.wait(1e18);
+    else if (!handle.completion->done())
+        guarded([&] { self.finish(handle.completion, {1e18, interrupted}); });
+    return handle.completion->failure() == nullptr;
+}
+
 /// Sends or receives a message; with `blocking` it is complete on return.
 CallHandle point_to_point(Communicator& self, bool sending, std::uintptr_t data,
                           std::uint64_t count, int dtype, std::uint32_t item_bytes, int peer,
@@ -156,6 +179,43 @@ nb::list snapshot_all(const JobInspector& inspector) {
     return ranks;
 }
 
+/// Handles signals now; what a handler raises is raised again when this thread is back in Python
+/// code. For code whose caller loses every exception.
+void postpone_interrupt() {
+    if (PyErr_CheckSignals() == 0) return;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    Py_XDECREF(traceback);
+    Py_DECREF(type);
+    const auto raise_it = [](void* error) {
+        auto* exception = static_cast<PyObject*>(error);
+        PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception)), exception);
+        Py_DECREF(exception);
+        return -1;
+    };
+    if (Py_AddPendingCall(raise_it, value) != 0) Py_DECREF(value);  // too many are pending
+}
+
+/// A function that says which tensors the value of a future holds, as torch's own `otherwise` does,
+/// which is for all values but lists of plain tensors. It raises the text of a failure. C++ calls
+/// it, and makes a text of all exceptions, Ctrl-C too.
+nb::object tensor_extractor(nb::object tensor_type, nb::object failure_type, nb::object otherwise) {
+    return nb::cpp_function([tensor_type, failure_type, otherwise](nb::object value) -> nb::object {
+        if (PyList_CheckExact(value.ptr())) {
+            bool plain = true;
+            for (const nb::handle item : nb::borrow<nb::list>(value))
+                plain = plain && item.type().is(tensor_type);
+            if (plain) return value;
+        }
+        postpone_interrupt();
+        if (!value.type().is(failure_type)) return otherwise(value);
+        const nb::object text = value.attr("text");
+        PyErr_SetObject(PyExc_RuntimeError, text.ptr());
+        throw nb::python_error();
+    });
+}
+
 /// The numeric codes that Python passes to us, by name.
 nb::dict codes() {
     nb::dict dtypes, operators, verbs, all;
@@ -181,15 +241,23 @@ NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);
 #endif
     CallSiteFinder::prepare();
+    PythonVisit::prepare();
+    run_blocking = [](void (*body)(void*) noexcept, void* context) noexcept {
+        std::optional<nb::gil_scoped_release> release;
+        if (PyGILState_Check() != 0) release.emplace();
+        body(context);
+    };
     m.def(
         "create_job_memory",
         [](int size) { return guarded([&] { return SharedJob::create(size); }); }, "size"_a);
     m.def("instruction_set", [] { return guarded([] { return kernels().isa; }); });
     m.def("codes", &codes);
+    m.def("tensor_extractor", &tensor_extractor, "tensor_type"_a, "failure_type"_a, "otherwise"_a);
     nb::class_<CallHandle>(m, "CallHandle")
         .def("done", [](const CallHandle& self) { return self.completion->done(); })
         .def("wait", &CallHandle::wait, "seconds"_a)
         .def("check", &CallHandle::check)
+        .def("on_done", &CallHandle::on_done)
         .def_prop_ro("source", &CallHandle::source);
     nb::class_<SharedJob>(m, "SharedJob")
         .def(
@@ -231,6 +299,8 @@ NB_MODULE(_native, m) {
             },
             "job"_a, "offset"_a, "rank"_a, "size"_a)
         .def("collective", &collective)
+        .def("start", &start)
+        .def("finish", &finish)
         .def("collective_uneven", &collective_uneven)
         .def("point_to_point", &point_to_point)
         .def_prop_rw("seconds", &Communicator::seconds, &Communicator::set_seconds)

@@ -117,6 +117,11 @@ std::shared_ptr<Completion> Communicator::start(CallArguments arguments, double 
     return worker_->start(std::move(arguments), seconds);
 }
 
+void Communicator::finish(const std::shared_ptr<Completion>& completion, const Limits& limits) {
+    fork_guard_.check();
+    worker_->finish(completion, limits);
+}
+
 std::shared_ptr<Transfer> Communicator::transfer(bool sending, int peer, std::int64_t tag) const {
     auto made = std::make_shared<Transfer>();
     made->sending = sending;

@@ -73,6 +73,9 @@ public:
     /// Starts a collective.
     std::shared_ptr<Completion> start(CallArguments arguments, double seconds);
 
+    /// Waits for a collective; runs it here if no thread does. Throws Failure only for Ctrl-C.
+    void finish(const std::shared_ptr<Completion>& completion, const Limits& limits);
+
     /// A send to or receive from rank `peer` of this group, for the caller to fill in and post.
     std::shared_ptr<Transfer> transfer(bool sending, int peer, std::int64_t tag) const;
 

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "communicator.hpp"
+#include "python_visit.hpp"
 
 namespace unisono {
 
@@ -95,6 +96,15 @@ struct CallHandle {
         }
     }
     int source() const { return transfer == nullptr ? -1 : transfer->source; }
+
+    /// Calls a Python function when the collective has ended, now or from the native thread; once.
+    void on_done(nanobind::object function) const {
+        if (transfer != nullptr) throw nanobind::type_error("messages have no callbacks");
+        if (completion->on_done(&PythonVisit::call, function.ptr()))
+            function.release();  // the visit has the reference
+        else
+            function();
+    }
 };
 
 /// Adds the functions of fast_call.cpp to the module.

@@ -9,6 +9,12 @@ namespace {
 
 constexpr auto idle_time = std::chrono::seconds(1);  // how long the thread waits for work
 
+/// A short call that somebody waits for is run by who waits, and waking the thread as well would
+/// cost more than the call. So where that was so last time, the thread looks by itself, every
+/// `nap`, and for `naps` times after the last such call.
+constexpr auto nap = std::chrono::microseconds(100);
+constexpr int naps = 10;
+
 /// The state of the call whose exception is being handled, for its record.
 CallState outcome() noexcept {
     try {
@@ -20,11 +26,31 @@ CallState outcome() noexcept {
     }
 }
 
+/// Whether this is Ctrl-C.
+bool interrupted(const std::unique_ptr<Failure>& failure) noexcept {
+    return failure != nullptr && failure->kind == FailureKind::interrupted;
+}
+
 }  // namespace
 
 void Completion::finish(std::unique_ptr<Failure> failure) noexcept {
     failure_ = std::move(failure);
     post(done_, 1);  // pairs with the acquire in done()
+}
+
+bool Completion::on_done(void (*callback)(void*) noexcept, void* context) noexcept {
+    Callback before = state_.load(std::memory_order_acquire);  // pairs with notify()
+    if (before != Callback::none) return false;
+    callback_ = callback;
+    context_ = context;
+    // release: the callback is written; pairs with the exchange in notify().
+    return state_.compare_exchange_strong(before, Callback::set, std::memory_order_acq_rel);
+}
+
+void Completion::notify() noexcept {
+    // acquire: pairs with on_done().
+    if (state_.exchange(Callback::late, std::memory_order_acq_rel) == Callback::set)
+        callback_(context_);
 }
 
 bool Completion::wait(const Limits& limits) {
@@ -44,7 +70,9 @@ bool Completion::wait(const Limits& limits) {
 Worker::Worker(std::unique_ptr<Group> group)
     : group_(std::move(group)), log_(group_->arena().log(group_->world_rank(group_->rank()))) {}
 
-Worker::~Worker() { close(0); }
+Worker::~Worker() {
+    run_blocking([](void* self) noexcept { static_cast<Worker*>(self)->close(0); }, this);
+}
 
 std::uint64_t Worker::record_start(const CallArguments& arguments) noexcept {
     // Calls of a broken group fail immediately; their records would displace the one that broke it.
@@ -71,21 +99,66 @@ void Worker::run(const CallArguments& arguments, const Limits& limits) {
         log_.end(log_sequence, CallState::done);
         lock.lock();
         busy_ = false;
-        // close() may wait for this; usually nobody does.
-        changed_.notify_all();
+        // A queue or close() may wait for this; usually nobody does.
+        if (closing_ != 0 || !queue_.empty()) changed_.notify_all();
         return;
     }
     lock.unlock();
     const auto completion = start(arguments, limits.seconds);
     const Limits forever{1e18, nullptr};  // the call itself has the deadline
     try {
-        completion->wait({forever.seconds, limits.interrupted});
+        finish(completion, {forever.seconds, limits.interrupted});
     } catch (const Failure&) {
         group_->stop();  // we may not use the caller's memory after we return
         completion->wait(forever);
         throw;
     }
     if (const Failure* failure = completion->failure()) throw Failure(*failure);
+}
+
+void Worker::finish(const std::shared_ptr<Completion>& completion, const Limits& limits) {
+    std::vector<std::shared_ptr<Completion>> ended;  // their callbacks have not run
+    std::unique_ptr<Failure> failure;
+    {
+        std::unique_lock lock(mutex_);
+        while (!busy_ && !completion->done() && !queue_.empty() && !interrupted(failure)) {
+            failure = run_next(lock, limits, ended);
+            ++taken_;
+        }
+        lazy_ = !ended.empty();
+        if (!busy_ && (closing_ != 0 || (asleep_ && !queue_.empty()))) changed_.notify_all();
+    }
+    for (const auto& each : ended) each->notify();
+    if (interrupted(failure)) throw Failure(*failure);
+    completion->wait(limits);
+}
+
+/// Runs the first call of the queue. The caller has the lock, which is released meanwhile, and no
+/// call is running. Returns what went wrong, for a caller who has to know of Ctrl-C.
+std::unique_ptr<Failure> Worker::run_next(std::unique_lock<std::mutex>& lock, const Limits& limits,
+                                          std::vector<std::shared_ptr<Completion>>& ended) {
+    Task task = std::move(queue_.front());
+    queue_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    std::unique_ptr<Failure> failure;
+    try {
+        group_->run(task.arguments, {task.seconds, limits.interrupted});
+    } catch (const Failure& caught) {
+        failure = std::make_unique<Failure>(caught);
+    }
+    log_.end(task.log_sequence, failure == nullptr ? CallState::done : failed(failure->kind));
+    std::unique_ptr<Failure> told;
+    if (interrupted(failure))
+        told = std::make_unique<Failure>(FailureKind::closed,
+                                         "Ctrl-C ended this call, and with it the group");
+    else if (failure != nullptr)
+        told = std::make_unique<Failure>(*failure);
+    lock.lock();
+    busy_ = false;
+    task.completion->finish(std::move(told));
+    ended.push_back(std::move(task.completion));
+    return failure;
 }
 
 std::shared_ptr<Completion> Worker::start(CallArguments arguments, double seconds) {
@@ -100,40 +173,63 @@ std::shared_ptr<Completion> Worker::start(CallArguments arguments, double second
         serving_ = true;
         thread_ = std::thread([this] { serve(); });
     }
-    changed_.notify_all();
+    if (asleep_ && !(napping_ && lazy_)) changed_.notify_all();
     return completion;
 }
 
+/// Waits until a call of the queue can run, or the group is closed; false if that takes too long.
+/// The thread has the lock, which is released meanwhile.
+bool Worker::wait_for_work(std::unique_lock<std::mutex>& lock) {
+    const auto ready = [&] {
+        return !busy_ && (closed_ || !queue_.empty());  // a running call needs the lock to end
+    };
+    std::uint64_t seen = taken_;
+    int left = naps;
+    bool found = false;
+    asleep_ = true;
+    for (;;) {
+        napping_ = lazy_ && left > 0;
+        found = napping_
+                    ? changed_.wait_for(lock, nap, ready)
+                    : changed_.wait_for(lock, idle_time, [&] { return ready() || seen != taken_; });
+        if (ready()) break;
+        left = seen == taken_ ? left - 1 : naps;
+        seen = taken_;
+        if (!found && !napping_) break;
+    }
+    asleep_ = napping_ = false;
+    return ready();
+}
+
+/// Callbacks of calls that have ended run when the queue is empty: they may have to wait for the
+/// GIL, and peers wait for the next call. One of them may close the group, or release the last
+/// reference to the communicator and so destroy this object: then `abandoned` is set.
 void Worker::serve() {
     block_unix_signals();
+    const std::shared_ptr<bool> abandoned = abandoned_;
+    std::vector<std::shared_ptr<Completion>> ended;  // their callbacks have not run
     std::unique_lock lock(mutex_);
     for (;;) {
-        const bool work = changed_.wait_for(lock, idle_time, [&] {
-            return !busy_ && (closed_ || !queue_.empty());  // a running call needs the lock to end
-        });
-        if (queue_.empty() && (closed_ || !work) && !busy_) break;
-        if (busy_ || queue_.empty()) continue;
-        Task task = std::move(queue_.front());
-        queue_.pop_front();
-        busy_ = true;
-        lock.unlock();
-        std::unique_ptr<Failure> failure;
-        try {
-            group_->run(task.arguments, {task.seconds, nullptr});
-        } catch (const Failure& caught) {
-            failure = std::make_unique<Failure>(caught);
+        if (queue_.empty() && !ended.empty()) {
+            lock.unlock();
+            for (const auto& completion : ended) completion->notify();
+            ended.clear();
+            if (*abandoned) return;
+            lock.lock();
         }
-        log_.end(task.log_sequence, failure == nullptr ? CallState::done : failed(failure->kind));
-        lock.lock();
-        busy_ = false;
-        task.completion->finish(std::move(failure));
-        changed_.notify_all();
+        if (!wait_for_work(lock) && !busy_) break;
+        if (busy_) continue;
+        if (queue_.empty()) break;  // the group is closed
+        run_next(lock, {0, nullptr}, ended);
+        lazy_ = false;
+        if (closing_ != 0) changed_.notify_all();
     }
     serving_ = false;
 }
 
 void Worker::abort_calls() noexcept {
     std::unique_lock lock(mutex_);
+    std::deque<Task> aborted;
     if (!closed_) {
         closed_ = true;
         group_->stop();
@@ -142,25 +238,32 @@ void Worker::abort_calls() noexcept {
             task.completion->finish(std::make_unique<Failure>(
                 FailureKind::closed, "the group was closed before this call had begun"));
         }
-        queue_.clear();
+        aborted.swap(queue_);
         changed_.notify_all();
     }
+    ++closing_;
     changed_.wait(lock, [&] { return !busy_; });
+    --closing_;
     std::thread thread = std::move(thread_);  // if several threads close, one joins it
     lock.unlock();
+    for (const Task& task : aborted) task.completion->notify();
     if (!thread.joinable()) return;
-    if (thread.get_id() == std::this_thread::get_id())
+    if (thread.get_id() == std::this_thread::get_id()) {
+        *abandoned_ = true;
         thread.detach();
-    else
+    } else {
         thread.join();
+    }
 }
 
 void Worker::close(double drain_seconds) noexcept {
     {
         std::unique_lock lock(mutex_);
+        ++closing_;
         if (!closed_)
             changed_.wait_until(lock, deadline_after(drain_seconds),
                                 [&] { return !busy_ && queue_.empty(); });
+        --closing_;
     }
     abort_calls();
     const std::lock_guard lock(mutex_);  // several threads may close at the same time

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "group.hpp"
 
@@ -25,13 +26,32 @@ public:
     /// What went wrong; null: success. Only after done().
     const Failure* failure() const noexcept { return failure_.get(); }
 
+    /// Lets notify() run `callback(context)`; false if that has been called already, or there is a
+    /// callback. Not for two threads at a time.
+    bool on_done(void (*callback)(void*) noexcept, void* context) noexcept;
+
+    /// Runs the callback, if there is one; the worker calls this once, after finish(), without its
+    /// lock and when no other call is due.
+    void notify() noexcept;
+
 private:
+    enum class Callback : std::uint8_t { none, set, late };
+
     WaitWord done_;  ///< 1 after `failure_` is set
     std::unique_ptr<Failure> failure_;
+    void (*callback_)(void*) noexcept = nullptr;  ///< these two are written before `state_` is set
+    void* context_ = nullptr;
+    std::atomic<Callback> state_{Callback::none};
 };
 
+/// Runs `body(context)`, which may wait for a thread of ours that needs the GIL; bind.cpp replaces
+/// this by a function that releases the GIL meanwhile.
+inline void (*run_blocking)(void (*body)(void*) noexcept, void* context) noexcept =
+    [](void (*body)(void*) noexcept, void* context) noexcept { body(context); };
+
 /// One rank's calls in one group. A blocking call with nothing queued runs in the caller's thread;
-/// others run one after the other in a thread that exists only while it has something to do.
+/// others run one after the other in a thread that exists only while it has something to do. Who
+/// waits for a queued call that has not begun runs it too, which saves two changes of threads.
 class Worker {
 public:
     explicit Worker(std::unique_ptr<Group> group);
@@ -44,6 +64,10 @@ public:
 
     /// Queues a call.
     std::shared_ptr<Completion> start(CallArguments arguments, double seconds);
+
+    /// Waits until a call has ended; runs it here, and those before it, if no thread does. Throws
+    /// only for Ctrl-C, which ends a call that runs here.
+    void finish(const std::shared_ptr<Completion>& completion, const Limits& limits);
 
     /// Ends all calls and accepts no more, but does not leave the group yet.
     void abort_calls() noexcept;
@@ -61,16 +85,25 @@ private:
     };
 
     void serve();
+    std::unique_ptr<Failure> run_next(std::unique_lock<std::mutex>& lock, const Limits& limits,
+                                      std::vector<std::shared_ptr<Completion>>& ended);
+    bool wait_for_work(std::unique_lock<std::mutex>& lock);
     std::uint64_t record_start(const CallArguments& arguments) noexcept;
 
     std::unique_ptr<Group> group_;
     Log& log_;
-    std::mutex mutex_;  ///< guards everything below
+    std::shared_ptr<bool> abandoned_ = std::make_shared<bool>(false);  ///< see serve()
+    std::mutex mutex_;                                                 ///< guards everything below
     std::condition_variable changed_;
     std::deque<Task> queue_;
     std::uint32_t calls_ = 0;  ///< run or queued; the group counts in the same order
     bool busy_ = false;        ///< a call is running, in any thread
     bool serving_ = false;     ///< the thread has not decided to end
+    bool asleep_ = false;      ///< the thread waits in `changed_`
+    bool napping_ = false;     ///< and will look at the queue in a moment
+    bool lazy_ = false;        ///< the last call of the queue was run by who waited for it
+    std::uint64_t taken_ = 0;  ///< calls of the queue that were run so
+    int closing_ = 0;          ///< threads that wait in close() or abort_calls()
     bool closed_ = false;
     std::thread thread_;
 };

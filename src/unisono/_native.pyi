@@ -1,11 +1,13 @@
 """The native module: native/bind.cpp."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 class CallHandle:
     def done(self) -> bool: ...
     def wait(self, seconds: float) -> bool: ...
     def check(self) -> None: ...
+    def on_done(self, function: Callable[[], None], /) -> None: ...
     @property
     def source(self) -> int: ...
 
@@ -52,6 +54,24 @@ class Communicator:
         backward: bool,
         /,
     ) -> CallHandle | None: ...
+    def start(
+        self,
+        verb: int,
+        source: int,
+        target: int,
+        count: int,
+        dtype: int,
+        item_bytes: int,
+        op: int,
+        factor: float,
+        root: int,
+        seconds: float,
+        used: object,
+        sends: Sequence[int],
+        receives: Sequence[int],
+        /,
+    ) -> CallHandle: ...
+    def finish(self, handle: CallHandle, /) -> bool: ...
     def collective_uneven(
         self,
         verb: int,
@@ -96,3 +116,6 @@ fast: Any
 def create_job_memory(size: int) -> int: ...
 def instruction_set() -> str: ...
 def codes() -> dict[str, dict[str, int]]: ...
+def tensor_extractor(
+    tensor_type: type, failure_type: type, otherwise: Callable[[Any], Any]
+) -> Callable[[Any], Any]: ...

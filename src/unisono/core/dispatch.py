@@ -34,6 +34,7 @@ __all__ = [
     "reduce_scatter",
     "scatter",
     "send",
+    "where",
 ]
 
 
@@ -364,13 +365,13 @@ def _finish(work: Work, call: Call, group: Group) -> Work:
     if call.blocking:
         work.wait()  # it has ended; this notes its outcome and copies its result back
     else:
-        work.note(lambda: _where(call.verb, group, call.number, call.tag))
+        work.note(lambda: where(call.verb, group, call.number, call.tag))
     return work
 
 
 def _add_note(error: UnisonoError, verb: str, group: Group, tag: int = 0) -> None:
     """Let an error say where it happened."""
-    error.add_note(_where(verb, group, group.calls, tag))
+    error.add_note(where(verb, group, group.calls, tag))
 
 
 def _explain_fast_call(error: BaseException, verb: str, group: Group, tag: int) -> None:
@@ -389,14 +390,15 @@ def _work_of_fast_call(
     if engine is None:
         raise _no_engine(group)
     work = engine.work_of(pending)
-    work.note(lambda: _where(verb, group, number, tag))
+    work.note(lambda: where(verb, group, number, tag))
     return work.with_value(tensors)
 
 
 registration.set_hooks(_explain_fast_call, _work_of_fast_call)
 
 
-def _where(verb: str, group: Group, number: int, tag: int = 0) -> str:
+def where(verb: str, group: Group, number: int, tag: int = 0) -> str:
+    """Say which call of which group this is, for the note of an error."""
     if group.rank < 0:
         return f"in {verb} on group {group.name!r}, by a rank that is not in it"
     if verb in ("send", "recv"):  # messages are not counted: their tags tell them apart

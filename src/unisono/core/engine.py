@@ -232,6 +232,9 @@ class Engine(ABC):
     timeout: float
     #: Each rank's host, as in `Launch.hosts`; empty where all ranks are on this one.
     hosts: Sequence[str] = ()
+    #: The native module's own object, for faces that make ordinary calls on it; None if there is
+    #: none. `work_of` and `explain` do for such calls what the engine does for others.
+    communicator: Any = None
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -331,7 +334,7 @@ class Engine(ABC):
 
     def work_of(self, pending: Any) -> Work:
         """The work of a call that was started past `dispatch`."""
-        raise NotImplementedError
+        raise Unsupported(f"engine {self.name!r} has no native calls")
 
     def explain(self, error: UnisonoError) -> None:  # noqa: B027 - most engines keep no records
         """Add to an error what all ranks called last."""

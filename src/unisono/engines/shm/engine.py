@@ -36,7 +36,6 @@ __all__ = ["ShmEngine", "ShmWork"]
 _BROADCAST, _REDUCE, _ALL_REDUCE, _REDUCE_SCATTER, _GATHER = 1, 2, 3, 4, 5
 _ALL_GATHER, _SCATTER, _ALL_TO_ALL, _BARRIER = 6, 7, 8, 9
 _NO_OPERATOR = 9
-_FOREVER = 1e18
 
 
 class _Records:
@@ -59,10 +58,15 @@ class ShmWork(Work):
     """A call that the native thread runs; keeps the memory alive until it has ended."""
 
     def __init__(
-        self, tracer: Tracer, pending: _native.CallHandle, *buffers: Buffer | None
+        self,
+        tracer: Tracer,
+        communicator: _native.Communicator,
+        pending: _native.CallHandle,
+        *buffers: Buffer | None,
     ) -> None:
         super().__init__()
         self._tracer = tracer
+        self._communicator = communicator
         self._pending = pending
         self._buffers = buffers
 
@@ -70,7 +74,9 @@ class ShmWork(Work):
         return self._pending.done()
 
     def _block(self, timeout: float | None) -> None:
-        if not self._pending.wait(_FOREVER if timeout is None else timeout):
+        if timeout is None:
+            self._communicator.finish(self._pending)  # and runs it here, if it has not begun
+        elif not self._pending.wait(timeout):
             raise CommTimeout(f"the call has not ended after {timeout:g} s; it goes on")
         try:
             self._pending.check()
@@ -101,7 +107,7 @@ class ShmEngine(Engine):
         self._job = job
         self._ends_job = ends_job  # only the world's engine does
         self._tracer = tracer
-        self._native = communicator
+        self._native = self.communicator = communicator
         self._collective = communicator.collective
         self.rank = rank
         self.size = size
@@ -123,7 +129,7 @@ class ShmEngine(Engine):
         return registration.calls_of(self._native)
 
     def work_of(self, pending: _native.CallHandle) -> Work:
-        return ShmWork(self._tracer, pending)
+        return ShmWork(self._tracer, self._native, pending)  # the handle keeps the memory alive
 
     def explain(self, error: UnisonoError) -> None:
         self._tracer.explain(error)
@@ -262,7 +268,7 @@ class ShmEngine(Engine):
             raise
         if pending is None:
             return DONE
-        return self._track(ShmWork(self._tracer, pending, source, destination))
+        return self._track(ShmWork(self._tracer, self._native, pending, source, destination))
 
     def _message(self, sending: bool, call: Call, buffer: Buffer) -> Work:
         dtype = buffer.dtype
@@ -281,7 +287,7 @@ class ShmEngine(Engine):
         except UnisonoError as error:
             self._tracer.explain(error)
             raise
-        return self._track(ShmWork(self._tracer, pending, buffer))
+        return self._track(ShmWork(self._tracer, self._native, pending, buffer))
 
     def _track(self, work: ShmWork) -> ShmWork:
         """Hold unfinished work: the native thread uses its memory even if the caller drops it."""

@@ -13,6 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -21,10 +22,11 @@ from unisono.core.engine import Work
 
 __all__ = [
     "CallbackThread",
+    "NativeFuture",
     "Run",
     "WorkFuture",
     "current_callback_thread",
-    "future_for_cpp",
+    "keep_interrupts",
     "run_in_new_thread",
 ]
 
@@ -91,11 +93,12 @@ class _Failure:
     """What a future holds instead of a value, because torch cannot set an error from Python.
 
     Python code gets the error itself, by `unwrap`. C++ does not unwrap: it shows the value's text,
-    or pickles the value to find the tensors in it, which raises the error there too.
+    or looks for tensors in it, which raises the error there too (see `keep_interrupts`).
     """
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
+        self.text = "".join(traceback.format_exception_only(error)).strip()  # with its notes
 
     def __str__(self) -> str:
         return "".join(traceback.format_exception(self.error)).strip()
@@ -109,15 +112,31 @@ class _Failure:
         raise value.error
 
 
+def keep_interrupts() -> None:
+    """Let a Ctrl-C that comes while DDP waits for a future in C++ be a KeyboardInterrupt.
+
+    There C++ asks a Python function of torch which tensors the value of the future holds, by
+    pickling the value. A Ctrl-C that is pending would be raised in that function, and C++ makes a
+    RuntimeError of whatever it raises. So a native function takes its place, which keeps a Ctrl-C
+    for later; it also saves the pickling.
+    """
+    module: Any = torch._jit_internal
+    theirs = getattr(module, "_extract_tensors", None)
+    if isinstance(theirs, FunctionType):  # not yet replaced, and still there in this torch
+        from unisono import _native
+
+        module._extract_tensors = _native.tensor_extractor(torch.Tensor, _Failure, theirs)
+
+
 class WorkFuture(torch.futures.Future):  # type: ignore[misc]
-    """The future of a call, for Python code; `run` says where callbacks run.
+    """The future of a call; `run` says where callbacks run.
 
     torch's own future runs a callback in the thread that attaches it or in the one that completes
     the future, whichever comes last: that may differ between ranks.
     """
 
     def __init__(self, run: Run) -> None:
-        super().__init__()
+        torch._C.Future.__init__(self, [])
         self._run = run
         self._complete = threading.Event()
 
@@ -138,43 +157,68 @@ class WorkFuture(torch.futures.Future):  # type: ignore[misc]
         child = WorkFuture(self._run)
 
         def run_callback() -> None:
-            self._complete.wait()
+            self._wait_for_end()
             child._fill(lambda: callback(self))
 
-        self._run(run_callback, self._complete.is_set())
+        self._run(run_callback, self._has_ended())
         return child
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         """Run `callback` with this future when it is complete; its errors are lost, as in torch."""
         self.then(callback)
 
+    def _wait_for_end(self) -> None:
+        self._complete.wait()
+
+    def _has_ended(self) -> bool:
+        return self._complete.is_set()
+
     def _fill(self, make: Callable[[], Any]) -> None:
         """Complete it with what `make` returns or raises."""
+        self._complete_with(make)
+        self._complete.set()
+
+    def _complete_with(self, make: Callable[[], Any]) -> None:
         try:
             value = make()
         except BaseException as error:  # those who wait must also learn of a SystemExit
             self._set_unwrap_func(_Failure.unwrap)
             value = _Failure(error)
-        self.set_result(value)
-        self._complete.set()
+        torch._C.Future.set_result(self, value)
 
 
-def future_for_cpp(work: Work, run: Run) -> Any:
-    """The future of a call for C++, as DDP asks for it: an error is one in C++ too.
+class NativeFuture(WorkFuture):
+    """The future of a call in the native module, which completes it from its own thread.
 
-    DDP would see the error of a `WorkFuture` as well, but only while it runs Python code to look at
-    the value, and a Ctrl-C that came meanwhile would be lost in there. One class cannot serve both:
-    torch makes an error in C++ only of an exception in a callback, in the future that `then`
-    returns, and that is always of torch's own class. Changing its `__class__` is refused. A future
-    for another device, where torch looks at values early, has no callbacks.
+    That is for C++ alone, for example DDP, which waits in C++. Python code gets its answers from
+    the work.
     """
-    ended: Any = torch.futures.Future()
-    future = ended.then(lambda _: work.result())
 
-    def end() -> None:
-        with contextlib.suppress(Exception):  # result() raises it again
-            work.wait()
-        ended.set_result(None)
+    def __init__(self, work: Any, run: Run) -> None:
+        torch._C.Future.__init__(self, [])
+        self._run = run
+        self._work = work
 
-    run(end, True)
-    return future
+    def complete(self) -> None:
+        """Tell C++ of the outcome; the native module calls this when the call has ended."""
+        self._complete_with(self._work.result)
+
+    def done(self) -> bool:
+        """Tell whether the call has ended."""
+        ended: bool = self._work.is_completed()
+        return ended
+
+    def wait(self) -> Any:
+        """Return its value, or raise its error; Ctrl-C interrupts it, unlike torch's own."""
+        return self._work.result()
+
+    def value(self) -> Any:
+        """Return its value, or raise its error; only for a call that has ended."""
+        return self._work.result() if self._work.is_completed() else super().value()
+
+    def _wait_for_end(self) -> None:
+        with contextlib.suppress(Exception):  # the callback gets it from the future
+            self._work.wait()
+
+    def _has_ended(self) -> bool:
+        return self.done()

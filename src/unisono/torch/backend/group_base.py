@@ -15,8 +15,9 @@ from unisono.core import environment
 from unisono.core.engine import DRAIN_SECONDS, Engine
 from unisono.core.groups import Group
 from unisono.errors import NotReady
+from unisono.torch.backend.direct import DirectCalls
 from unisono.torch.backend.dynamo import skip
-from unisono.torch.backend.futures import CallbackThread, current_callback_thread
+from unisono.torch.backend.futures import CallbackThread, current_callback_thread, keep_interrupts
 
 __all__ = ["ProcessGroupBase"]
 
@@ -35,6 +36,8 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
         self._callback_thread: CallbackThread | None = None
         self._name = ""
         self._description = ""
+        #: Makes the ordinary calls; None where the general way makes all.
+        self.direct = self.direct_calls()
         _alive.add(self)
 
     # ---- threads ----
@@ -63,6 +66,14 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
         if self._callback_thread is None:
             self._callback_thread = CallbackThread(f"callbacks of group {self._core.name}")
         self._callback_thread.run(job, ready)
+
+    def direct_calls(self) -> DirectCalls | None:
+        """What makes the ordinary calls of this group; None on engines without native calls."""
+        engine = self._core.engine
+        if engine is None or engine.communicator is None:
+            return None
+        keep_interrupts()
+        return DirectCalls(self._core, engine, self.run_in_order)
 
     # ---- subgroups ----
 
@@ -98,6 +109,7 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Leave the group; doing so twice is allowed."""
         _alive.discard(self)
+        self.direct = None
         self._core.close()
         for group in self._for_callbacks.values():
             group.close()

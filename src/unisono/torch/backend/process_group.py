@@ -19,19 +19,13 @@ from unisono.core.buffers import Buffer, view
 from unisono.core.engine import AllOf, ReduceOp, Work
 from unisono.errors import ArgumentError, CommTimeout
 from unisono.torch.backend import sparse
+from unisono.torch.backend.direct import OPERATORS
 from unisono.torch.backend.dynamo import skip
 from unisono.torch.backend.group_base import ProcessGroupBase
 from unisono.torch.backend.works import FINISHED, CollectiveWork, MessageWork
 from unisono.torch.distributed import arguments
 
 __all__ = ["UnisonoGroup"]
-
-#: Our operators by the numbers of torch's; premul_sum is not here, because each has its own factor.
-_OPERATORS = {
-    getattr(dist.ReduceOp.RedOpType, op.name.upper()).value: op
-    for op in ReduceOp.ALL
-    if op.name != "premul_sum"
-}
 
 
 @skip
@@ -44,6 +38,8 @@ class UnisonoGroup(ProcessGroupBase):
 
     def allreduce(self, tensors: Sequence[Any], opts: Any = None) -> dist.Work:
         """Combine a tensor over the group, in place."""
+        if self.direct is not None and (made := self.direct.all_reduce(tensors, opts)) is not None:
+            return made
         tensor, mode = _only(tensors), _mode(opts)
         group = self.group_for_this_thread()
         if tensor.layout is not torch.strided:
@@ -78,6 +74,8 @@ class UnisonoGroup(ProcessGroupBase):
 
     def broadcast(self, tensors: Sequence[Any], opts: Any = None) -> dist.Work:
         """Copy the root's tensor into every rank's."""
+        if self.direct is not None and (made := self.direct.broadcast(tensors, opts)) is not None:
+            return made
         tensor, mode = _only(tensors), _mode(opts)
         group, data, root = self.group_for_this_thread(), view(tensor), _root(opts)
         source = data if group.rank == root else None
@@ -88,6 +86,8 @@ class UnisonoGroup(ProcessGroupBase):
 
     def reduce(self, tensors: Sequence[Any], opts: Any = None) -> dist.Work:
         """Combine a tensor over the group into the root's."""
+        if self.direct is not None and (made := self.direct.reduce(tensors, opts)) is not None:
+            return made
         tensor, mode = _only(tensors), _mode(opts)
         group, data, root = self.group_for_this_thread(), view(tensor), _root(opts)
         target = data if group.rank == root else None
@@ -114,6 +114,11 @@ class UnisonoGroup(ProcessGroupBase):
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
         """Collect every rank's tensor in one."""
+        if (
+            self.direct is not None
+            and (made := self.direct.all_gather(output, input, opts)) is not None
+        ):
+            return made
         group, mode = self.group_for_this_thread(), _mode(opts)
         work = dispatch.all_gather(
             group, view(input), view(output), blocking=mode.blocking, timeout=mode.timeout
@@ -205,6 +210,11 @@ class UnisonoGroup(ProcessGroupBase):
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
         """Combine every rank's tensor and leave part `rank` of it here."""
+        if (
+            self.direct is not None
+            and (made := self.direct.reduce_scatter(output, input, opts)) is not None
+        ):
+            return made
         group, mode = self.group_for_this_thread(), _mode(opts)
         source, target = view(input), view(output)
         op = _operator(opts, source)
@@ -252,6 +262,13 @@ class UnisonoGroup(ProcessGroupBase):
         opts: Any = None,
     ) -> dist.Work:
         """Send rows of a tensor to each rank and receive rows of the other."""
+        if (
+            not output_splits
+            and not input_splits
+            and self.direct is not None
+            and (made := self.direct.all_to_all(output, input, opts)) is not None
+        ):
+            return made
         group, mode = self.group_for_this_thread(), _mode(opts)
         source, target, size = view(input), view(output), group.size
         check_one_dtype([target, source])
@@ -264,6 +281,8 @@ class UnisonoGroup(ProcessGroupBase):
 
     def barrier(self, opts: Any = None) -> dist.Work:
         """Wait until every rank of the group has called this."""
+        if self.direct is not None and (made := self.direct.barrier(opts)) is not None:
+            return made
         group, mode = self.group_for_this_thread(), _mode(opts)
         work = dispatch.barrier(group, blocking=mode.blocking, timeout=mode.timeout)
         return self._handle(work, mode, [])
@@ -306,10 +325,11 @@ class UnisonoGroup(ProcessGroupBase):
         return self._handle_message(work, None, tensor)
 
     def _start_coalescing(self, device: torch.device) -> None:
-        self._batch = []
+        self._batch, self.direct = [], None
 
     def _end_coalescing(self, device: torch.device) -> dist.Work:
         works, self._batch = self._batch or [], None
+        self.direct = self.direct_calls()
         tensors = [tensor for work in works for tensor in work.value or ()]
         return CollectiveWork(AllOf(works, tensors), self.run_in_order)
 
@@ -376,7 +396,7 @@ def _operator(opts: Any, data: Buffer | None = None) -> ReduceOp:
     if opts is None:
         return ReduceOp.SUM
     given = opts.reduceOp
-    op = _OPERATORS.get(given.op.value) or ReduceOp.premul_sum(given.factor)
+    op = OPERATORS.get(given.op.value) or ReduceOp.premul_sum(given.factor)
     if data is not None:
         arguments.check_operator(op, data)
     return op

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import sys
+import weakref
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from unisono.core.engine import Work
 from unisono.torch.backend.dynamo import skip
-from unisono.torch.backend.futures import Run, WorkFuture, future_for_cpp, run_in_new_thread
+from unisono.torch.backend.futures import NativeFuture, Run, WorkFuture, run_in_new_thread
 
-__all__ = ["FINISHED", "CollectiveWork", "MessageWork"]
+if TYPE_CHECKING:
+    from unisono.torch.backend.direct import DirectCalls
+
+__all__ = ["FINISHED", "CollectiveWork", "MessageWork", "NativeWork"]
 
 _NO_LIMIT = timedelta(0)  # torch passes this, or less, where it means no limit
 
@@ -78,12 +81,52 @@ class CollectiveWork(dist.Work):  # type: ignore[misc]
     def get_future(self) -> Any:
         """A future of the tensors that hold the result; made when it is first asked for."""
         if self._future is None:
-            # C++ has no frame: if it called, this is the frame of the code that called C++, which
-            # does not name this method. A wrong guess would cost what `future_for_cpp` describes.
-            by_python = "get_future" in sys._getframe(1).f_code.co_names
-            make = WorkFuture.of if by_python else future_for_cpp
-            self._future = make(self._work, self._run)
+            self._future = WorkFuture.of(self._work, self._run)
         return self._future
+
+
+@skip
+class NativeWork(CollectiveWork):
+    """A collective under way in the native module, whose thread runs it unless somebody waits.
+
+    What does not happen in every call (an error, a timeout, a question) is left to a work of the
+    core, which is made on demand.
+    """
+
+    def __init__(
+        self, handle: Any, calls: DirectCalls, verb: str, number: int, tensors: list[Any]
+    ) -> None:
+        dist.Work.__init__(self)
+        self._handle = handle
+        self._calls = calls
+        self._description = verb, number, tensors
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "_work":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        verb, number, tensors = self._description
+        made = self._calls.work_of(self._handle, verb, number, list(tensors))
+        return self.__dict__.setdefault("_work", made)  # another thread may have made one too
+
+    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+        """Return True when the result is in its place; raise what went wrong."""
+        if timeout <= _NO_LIMIT and self._calls.finish(self._handle):
+            return True
+        return super().wait(timeout)
+
+    def result(self) -> list[Any]:
+        """Wait, and return the tensors that hold the result."""
+        return list(self._description[2]) if self.wait() else []
+
+    def get_future(self) -> Any:
+        """A future of the tensors that hold the result; made when it is first asked for."""
+        known = self.__dict__.get("_known_future")
+        future = None if known is None else known()
+        if future is None:
+            future = NativeFuture(self, self._calls.run)
+            self._known_future = weakref.ref(future)  # weak: the future holds this work
+            self._handle.on_done(future.complete)
+        return future
 
 
 @skip
