@@ -161,6 +161,38 @@ def _no_python(folder: Path) -> Path:
     return program
 
 
+def test_a_peer_that_fails_in_the_middle_is_left_out(tmp_path: Path) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(
+        "import os, sys\n"
+        "from unisono.tools.bench import rank\n"
+        "def answer(request):\n"
+        "    assert request['bytes'] < 1000, 'this is too long for me'\n"
+        "    return 100.0\n"
+        "rank.serve(sys.argv[-1], int(os.environ['RANK']), 'short 1.0', answer)\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
+    python.chmod(0o755)
+    asked = ["--against", "gloo", "--peer-env", f"gloo={python}", "--collectives", "all_reduce"]
+    done = bench(*asked, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["libraries"]["gloo"] == "short 1.0"
+    short, long = found["cells"]
+    assert (short["best_peer"], short["seconds"]["gloo"]) == ("gloo", 100.0)
+    assert short["ratio"] == 100.0 / short["seconds"]["unisono"]
+    assert found["geometric_mean"] == pytest.approx(short["ratio"])
+    assert (long["best_peer"], long["ratio"], set(long["seconds"])) == (
+        None,
+        None,
+        {"unisono", "memcpy"},
+    )
+    reason = "rank 0 of gloo failed: AssertionError: this is too long for me"
+    assert found["left_out"] == {"gloo": reason}
+    assert f"unisono: gloo is left out: {reason}" in done.stderr
+
+
 @pytest.mark.thorough
 def test_no_network(tmp_path: Path) -> None:
     done = bench("--against", "intel", UNISONO_CACHE=str(tmp_path), PIP_NO_INDEX="1")

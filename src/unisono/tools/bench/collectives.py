@@ -13,7 +13,7 @@ import json
 import platform
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,13 @@ from unisono.tools.bench import plot, report
 from unisono.tools.bench.arguments import STDOUT, parse_size, split_names, write_json
 from unisono.tools.bench.environments import given_pythons, peer_python
 from unisono.tools.bench.peers import PACKAGES, peer_library, unisono_library
-from unisono.tools.bench.runner import LibraryRanks, calls_per_round, in_turn, start_libraries
+from unisono.tools.bench.runner import (
+    Library,
+    LibraryRanks,
+    calls_per_round,
+    in_turn,
+    start_libraries,
+)
 from unisono.tools.formatting import byte_size, plural
 
 __all__ = ["COLLECTIVES", "FACES", "main", "measure"]
@@ -44,7 +50,7 @@ _FEWER_SIZES = "8,16K,256K,4M,64M"
 _MANY_RANKS = 8
 
 _Row = tuple[int, str, int]
-_LeaveOut = Callable[[str, LaunchError], None]
+_Cell = dict[str, Any]
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -52,7 +58,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         plot.check(arguments.plot)
     file = getattr(arguments, "from")  # a keyword
-    found = _measured(arguments) if file is None else _earlier(file, arguments)
+    found = _Comparison(arguments).run() if file is None else _earlier(file, arguments)
     if arguments.json is not None:
         write_json(found, arguments.json)
     if arguments.plot is not None:
@@ -91,69 +97,109 @@ def _earlier(file: str, arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _measured(arguments: argparse.Namespace) -> dict[str, Any]:
-    rows = _rows(arguments)
-    peers = split_names(arguments.against, tuple(PACKAGES), "peer")
-    given = given_pythons(arguments.peer_env)
-    if arguments.face not in FACES:
-        raise ArgumentError(f"no face {arguments.face!r}; there are {', '.join(FACES)}")
-    registry.load(arguments.engine)
-    found: dict[str, Any] = {
-        "schema": _SCHEMA,
-        "machine": {
-            **tuning.machine(),
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-        },
-        "engine": arguments.engine,
-        "face": arguments.face,
-        "libraries": {},
-        "left_out": {},
-        "geometric_mean": None,
-        "cells": [],
-    }
+class _Comparison:
+    """One run: what is measured, what was found, and who is left out."""
 
-    def leave_out(name: str, error: LaunchError) -> None:
-        found["left_out"][name] = str(error)
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._rows = _rows(arguments)
+        self._peers = split_names(arguments.against, tuple(PACKAGES), "peer")
+        self._given = given_pythons(arguments.peer_env)
+        if arguments.face not in FACES:
+            raise ArgumentError(f"no face {arguments.face!r}; there are {', '.join(FACES)}")
+        registry.load(arguments.engine)
+        self._is_shown = arguments.json != STDOUT
+        self._progress = report.Progress(len(self._rows))
+        self.found: dict[str, Any] = {
+            "schema": _SCHEMA,
+            "machine": {
+                **tuning.machine(),
+                "python": platform.python_version(),
+                "numpy": np.__version__,
+            },
+            "engine": arguments.engine,
+            "face": arguments.face,
+            "libraries": {},
+            "left_out": {},
+            "geometric_mean": None,
+            "cells": [],
+        }
+
+    def run(self) -> dict[str, Any]:
+        """Measure all rows, and print a table as soon as it is complete."""
+        pythons = {}
+        for name in self._peers:
+            try:
+                pythons[name] = peer_python(name, self._given)
+            except LaunchError as error:
+                self._leave_out(name, error)
+        with self._progress:
+            for ranks in dict.fromkeys(row[0] for row in self._rows):
+                libraries = self._libraries(pythons, ranks)
+                with start_libraries(libraries, ranks, self._leave_out) as running:
+                    self._begin(running)
+                    for collective in dict.fromkeys(row[1] for row in self._rows):
+                        self._finish_table(self._table(running, ranks, collective))
+        if self._is_shown:
+            report.print_summary(self.found)
+        return self.found
+
+    def _libraries(self, pythons: Mapping[str, str], ranks: int) -> list[Library]:
+        libraries = [unisono_library(self._arguments.engine, self._arguments.face)]
+        for name, python in pythons.items():
+            try:
+                libraries.append(peer_library(name, python, ranks))
+            except LaunchError as error:
+                self._leave_out(name, error)
+        return libraries
+
+    def _begin(self, running: Sequence[LibraryRanks]) -> None:
+        """Say what is compared, before the first row."""
+        is_first = not self.found["cells"]
+        if is_first and self._peers and len(running) == 1:
+            raise LaunchError(
+                f"no peer is left of {', '.join(self._peers)}, for the reasons above; "
+                "name an environment with --peer-env"
+            )
+        self.found["libraries"] |= {own.name: own.version for own in running}
+        if is_first and self._is_shown:
+            report.print_heading(self.found)
+
+    def _table(self, running: list[LibraryRanks], ranks: int, collective: str) -> list[_Cell]:
+        """Measure the rows of one table; a peer that fails is removed from those that run."""
+        cells: list[_Cell] = []
+        sizes = [row[2] for row in self._rows if row[:2] == (ranks, collective)]
+        while len(cells) < len(sizes):
+            size = sizes[len(cells)]
+            self._progress.show(f"{collective}, {byte_size(size)}, {plural(ranks, 'rank')}")
+            rounds, seconds = self._arguments.rounds, self._arguments.seconds
+            try:
+                cell = measure(running, collective, size, rounds, seconds)
+            except LaunchError as error:
+                failed = next((own for own in running[1:] if own.has_failed), None)
+                if failed is None:
+                    raise
+                running.remove(failed)
+                failed.close()
+                self._leave_out(failed.name, error)
+            else:
+                cells.append({"ranks": ranks, **cell})
+                self._progress.done += 1
+        return cells
+
+    def _finish_table(self, cells: list[_Cell]) -> None:
+        self._progress.clear()
+        self.found["cells"] += cells
+        self.found["geometric_mean"] = report.geometric_mean(self.found["cells"])
+        if self._is_shown:
+            report.print_table(cells)
+        if self._arguments.json not in (None, STDOUT):
+            write_json(self.found, self._arguments.json)  # so that an interrupt loses little
+
+    def _leave_out(self, name: str, error: LaunchError) -> None:
+        self._progress.clear()
+        self.found["left_out"][name] = str(error)
         print(f"unisono: {name} is left out: {error}", file=sys.stderr, flush=True)
-
-    pythons = {}
-    for name in peers:
-        try:
-            pythons[name] = peer_python(name, given)
-        except LaunchError as error:
-            leave_out(name, error)
-    shown = arguments.json != STDOUT
-    with report.Progress(len(rows)) as progress:
-        for ranks in dict.fromkeys(row[0] for row in rows):
-            libraries = [unisono_library(arguments.engine, arguments.face)]
-            for name, python in pythons.items():
-                try:
-                    libraries.append(peer_library(name, python, ranks))
-                except LaunchError as error:
-                    leave_out(name, error)
-            with start_libraries(libraries, ranks, leave_out) as running:
-                if peers and len(running) == 1 and not found["cells"]:
-                    raise LaunchError(
-                        f"no peer is left of {', '.join(peers)}, for the reasons above; "
-                        "name an environment with --peer-env"
-                    )
-                if shown and not found["cells"]:
-                    found["libraries"] = {own.name: own.version for own in running}
-                    progress.clear()
-                    report.print_heading(found)
-                found["libraries"] |= {own.name: own.version for own in running}
-                for cells in _tables(running, rows, ranks, arguments, progress, leave_out):
-                    found["cells"] += cells
-                    found["geometric_mean"] = report.geometric_mean(found["cells"])
-                    progress.clear()
-                    if shown:
-                        report.print_table(cells)
-                    if arguments.json not in (None, STDOUT):
-                        write_json(found, arguments.json)  # an interrupt keeps what is measured
-    if shown:
-        report.print_summary(found)
-    return found
 
 
 def _rows(arguments: argparse.Namespace) -> list[_Row]:
@@ -169,7 +215,7 @@ def _rows(arguments: argparse.Namespace) -> list[_Row]:
     for n in ranks:
         sizes = _sizes(arguments.sizes or (_FEWER_SIZES if n >= _MANY_RANKS else _SIZES))
         rows += [(n, collective, size) for collective in collectives for size in sizes]
-    return rows
+    return list(dict.fromkeys(rows))
 
 
 def _collectives(arguments: argparse.Namespace, default: str) -> list[str]:
@@ -178,35 +224,6 @@ def _collectives(arguments: argparse.Namespace, default: str) -> list[str]:
 
 def _sizes(text: str) -> list[int]:
     return [parse_size(one) for one in text.split(",")]
-
-
-def _tables(
-    libraries: list[LibraryRanks],
-    rows: Sequence[_Row],
-    ranks: int,
-    arguments: argparse.Namespace,
-    progress: report.Progress,
-    leave_out: _LeaveOut,
-) -> Iterator[list[dict[str, Any]]]:
-    """Measure all rows with this number of ranks, and yield them by collective."""
-    for collective in dict.fromkeys(row[1] for row in rows):
-        cells = []
-        for size in [row[2] for row in rows if row[:2] == (ranks, collective)]:
-            progress.show(f"{collective}, {byte_size(size)}, {plural(ranks, 'rank')}")
-            cell = None
-            while cell is None:
-                try:
-                    cell = measure(libraries, collective, size, arguments.rounds, arguments.seconds)
-                except LaunchError as error:
-                    failed = next((own for own in libraries[1:] if own.has_failed), None)
-                    if failed is None:
-                        raise
-                    libraries.remove(failed)
-                    failed.close()
-                    leave_out(failed.name, error)
-            cells.append({"ranks": ranks, **cell})
-            progress.done += 1
-        yield cells
 
 
 def measure(
