@@ -7,17 +7,17 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <optional>
+#include <string_view>
 
 namespace unisono {
 
 namespace {
 
-/// In KiB, for 2 ranks, up to 4, up to 8, up to 16, and more. `from` 0: no part; `below` 0: no
-/// limit.
+/// In KiB, for each class. `from` 0: no part is long enough; `below` 0: none is too long.
 struct Default {
     Verb verb;
     std::uint64_t from[SingleCopyTable::classes];
@@ -39,16 +39,53 @@ constexpr Default defaults[] = {
     {Verb::all_reduce, {2048}, {8192}},
 };
 
-/// The value of UNISONO_SINGLE_COPY, if it is set.
-std::optional<std::uint64_t> requested_bytes() {
+constexpr const char* class_names[SingleCopyTable::classes] = {"2",  "4",    "8",
+                                                               "16", "more", "shared"};
+
+const char* setting() noexcept {
     const char* text = std::getenv("UNISONO_SINGLE_COPY");
-    if (text == nullptr || *text == 0) return std::nullopt;
-    if (std::strspn(text, "0123456789") != std::strlen(text))
-        throw Failure(FailureKind::system,
-                      format("UNISONO_SINGLE_COPY is '%s'; it must be a number of bytes from which "
-                             "on ranks read each other's memory, or 0 for never",
-                             text));
-    return std::strtoull(text, nullptr, 10);
+    return text == nullptr ? "" : text;
+}
+
+/// A number at the beginning of the text, which is removed.
+std::optional<std::uint64_t> take_number(std::string_view& text) noexcept {
+    std::uint64_t number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error != std::errc{}) return std::nullopt;
+    text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+    return number;
+}
+
+/// "65536" or "65536-1048576"; 0: no part is long enough.
+std::optional<SingleCopyRange> parse_range(std::string_view text) noexcept {
+    SingleCopyRange range;
+    const auto from = take_number(text);
+    if (!from) return std::nullopt;
+    if (*from != 0) range.from = *from;
+    if (text.empty()) return range;
+    if (text.front() != '-') return std::nullopt;
+    text.remove_prefix(1);
+    const auto below = take_number(text);
+    if (!below || !text.empty()) return std::nullopt;
+    range.below = *below;
+    return range;
+}
+
+/// Sets one entry, "all_gather/8=32768-4194304"; false if that is none.
+bool parse_entry(std::string_view text, SingleCopyTable& table) noexcept {
+    const auto slash = text.find('/');
+    const auto equals = text.find('=');
+    if (slash == text.npos || equals == text.npos || equals < slash) return false;
+    const auto range = parse_range(text.substr(equals + 1));
+    const std::string_view ranks = text.substr(slash + 1, equals - slash - 1);
+    const auto row = std::find(std::begin(class_names), std::end(class_names), ranks);
+    if (!range || row == std::end(class_names)) return false;
+    for (const Default& known : defaults) {
+        if (text.substr(0, slash) != name(known.verb)) continue;
+        table.ranges[static_cast<std::size_t>(known.verb)][row - class_names] = *range;
+        return true;
+    }
+    return false;
 }
 
 }  // namespace
@@ -62,22 +99,35 @@ const SingleCopyRange& SingleCopyTable::range(Verb verb, int ranks,
 
 SingleCopyTable make_single_copy_table() {
     SingleCopyTable table;
-    if (const auto bytes = requested_bytes()) {
-        if (*bytes != 0)
-            for (auto& ranges : table.ranges)
-                for (SingleCopyRange& range : ranges) range.from = *bytes;
-        return table;
-    }
     for (const Default& row : defaults)
         for (std::size_t i = 0; i < SingleCopyTable::classes; ++i) {
             SingleCopyRange& range = table.ranges[static_cast<std::size_t>(row.verb)][i];
             if (row.from[i] != 0) range.from = row.from[i] << 10;
             if (row.below[i] != 0) range.below = row.below[i] << 10;
         }
+    const std::string_view text = setting();
+    if (text.empty()) return table;
+    if (const auto all = parse_range(text)) {
+        for (auto& ranges : table.ranges) std::fill(std::begin(ranges), std::end(ranges), *all);
+        return table;
+    }
+    for (std::size_t begin = 0; begin <= text.size();) {
+        const std::size_t end = std::min(text.find(',', begin), text.size());
+        if (!parse_entry(text.substr(begin, end - begin), table))
+            throw Failure(FailureKind::system,
+                          format("UNISONO_SINGLE_COPY is '%s'; it must be the number of bytes from "
+                                 "which on ranks read each other's memory, 0 for never, or entries "
+                                 "such as all_gather/8=32768-4194304, separated by commas",
+                                 setting()));
+        begin = end + 1;
+    }
     return table;
 }
 
-bool wants_single_copy() { return requested_bytes().value_or(1) != 0; }
+bool wants_single_copy() {
+    make_single_copy_table();  // throws for a wrong setting
+    return std::string_view(setting()) != "0";
+}
 
 void let_siblings_read() noexcept {
     int scope = 0;

@@ -31,11 +31,13 @@ struct SingleCopyTable {
     const SingleCopyRange& range(Verb verb, int ranks, bool oversubscribed) const noexcept;
 };
 
-/// The table of a new job. UNISONO_SINGLE_COPY: a number of bytes for all verbs, 0: no part is long
-/// enough; not set: defaults that were measured. Throws Failure(system) if it is not a number.
+/// The table of a new job: what was measured on two machines, changed by UNISONO_SINGLE_COPY. That
+/// is one range for everything, "65536" or "65536-1048576", "0" for none; or entries for verbs and
+/// classes, separated by commas: "all_gather/8=32768-4194304,broadcast/shared=0". Classes are 2, 4,
+/// 8, 16, more, shared. Throws Failure(system) for anything else.
 SingleCopyTable make_single_copy_table();
 
-/// Whether this rank takes part: not if UNISONO_SINGLE_COPY is 0.
+/// Whether this rank takes part: not if UNISONO_SINGLE_COPY is 0. Throws as above.
 bool wants_single_copy();
 
 /// Where yama only lets ancestors read a process, lets the descendants of our parent read us: those

@@ -126,12 +126,33 @@ def test_one_rank_can_refuse_for_all() -> None:
         assert job.read_all() == [{"done": 95}] * 3
 
 
-@pytest.mark.parametrize("value", ["yes", "-1", "64K"])
-def test_a_value_that_is_no_number_is_an_error(value: str) -> None:
+@pytest.mark.parametrize(
+    "value",
+    ["yes", "-1", "64K", "5-", "all_gather/8", "all_gather/9=1", "barrier/2=1", "gather/2=1,"],
+)
+def test_a_wrong_setting_is_an_error(value: str) -> None:
     with Ranks(2, START, UNISONO_SINGLE_COPY=value) as job:
         for error in job.read_all():
             assert error["kind"] == "LaunchError", error
             assert f"UNISONO_SINGLE_COPY is '{value}'" in error["text"], error
+
+
+@pytest.mark.parametrize(
+    ("value", "is_direct"),
+    [
+        ("broadcast/2=1048576,broadcast/shared=1048576", True),
+        ("broadcast/2=1048577,broadcast/shared=1048577", False),
+        ("1-1048577", True),
+        ("1-1048576", False),
+        ("broadcast/4=1,scatter/2=1,scatter/shared=1,broadcast/2=0,broadcast/shared=0", False),
+    ],
+)
+def test_a_setting_for_one_verb(value: str, is_direct: bool) -> None:
+    with Ranks(2, NO_ACCESS, UNISONO_SINGLE_COPY=value) as job:
+        if is_direct:
+            assert "could not be read" in job[1].read()["text"]
+        else:
+            assert job[0].end() == -signal.SIGSEGV  # it reads its memory itself
 
 
 def test_an_empty_value_means_the_default() -> None:
