@@ -252,7 +252,6 @@ NB_MODULE(_native, m) {
         [](int size) { return guarded([&] { return SharedJob::create(size); }); }, "size"_a);
     m.def("instruction_set", [] { return guarded([] { return kernels().isa; }); });
     m.def("codes", &codes);
-    m.def("tensor_extractor", &tensor_extractor, "tensor_type"_a, "failure_type"_a, "otherwise"_a);
     nb::class_<CallHandle>(m, "CallHandle")
         .def("done", [](const CallHandle& self) { return self.completion->done(); })
         .def("wait", &CallHandle::wait, "seconds"_a)
@@ -301,6 +300,8 @@ NB_MODULE(_native, m) {
         .def("collective", &collective)
         .def("start", &start)
         .def("finish", &finish)
+        .def_static("tensor_extractor", &tensor_extractor, "tensor_type"_a, "failure_type"_a,
+                    "otherwise"_a)
         .def("collective_uneven", &collective_uneven)
         .def("point_to_point", &point_to_point)
         .def_prop_rw("seconds", &Communicator::seconds, &Communicator::set_seconds)

@@ -105,6 +105,23 @@ x = torch.ones(3)
 dist.all_reduce(x)
 assert x.tolist() == [2, 2, 2]
 """,
+    "after a fork with a work": """
+token = torch.ones(1)
+if rank == 1:
+    dist.recv(token, 0)
+x = torch.ones(9)
+work = dist.all_reduce(x, async_op=True)
+future = work.get_future()
+if rank == 0:
+    child = os.fork()
+    if child == 0:
+        for wait in (work.wait, future.wait, work.result):
+            assert "NotReady" in fault(wait)["kinds"]
+        sys.exit()
+    assert os.waitpid(child, 0) == (child, 0)
+    dist.send(token, 1)
+assert future.wait()[0].tolist() == [2] * 9
+""",
     "with works of a group that is destroyed": """
 if rank == 0:
     future = dist.all_reduce(torch.ones(9), async_op=True).get_future()
@@ -255,6 +272,33 @@ say(alive=sum(range(10)))
         assert ranks[0].read() == {"alive": 45}
         if wait == "a blocking call":
             assert ranks[0].end() == 0
+
+
+def test_interrupt_while_a_rank_is_late(start: Start) -> None:
+    """DDP waits in C++ and gets its result after Ctrl-C, which is not lost."""
+    body = """
+enter()
+trained = model()
+dist.barrier()
+say(prepared=True)
+if rank == 1:
+    hear()
+say(**fault(lambda: [trained(torch.ones(4, 20)).sum().backward(), time.sleep(0.1)]))
+x = torch.ones(3)
+dist.all_reduce(x)
+say(sum=x.tolist())
+"""
+    with start(2, body) as ranks:
+        for rank in range(2):
+            assert [ranks[rank].read() for _ in range(2)] == [{"joined": True}, {"prepared": True}]
+        ranks[0].wait_for_sleep()
+        ranks[0].signal(signal.SIGINT)
+        ranks[1].tell()
+        assert ranks[0].read()["kinds"][0] == "KeyboardInterrupt"
+        assert ranks[1].read()["kinds"] == []
+        for rank in range(2):
+            assert ranks[rank].read() == {"sum": [2, 2, 2]}
+            assert ranks[rank].end() == 0
 
 
 @pytest.mark.thorough

@@ -112,7 +112,7 @@ class _Failure:
         raise value.error
 
 
-def keep_interrupts() -> None:
+def keep_interrupts(communicator: Any) -> None:
     """Let a Ctrl-C that comes while DDP waits for a future in C++ be a KeyboardInterrupt.
 
     There C++ asks a Python function of torch which tensors the value of the future holds, by
@@ -123,9 +123,7 @@ def keep_interrupts() -> None:
     module: Any = torch._jit_internal
     theirs = getattr(module, "_extract_tensors", None)
     if isinstance(theirs, FunctionType):  # not yet replaced, and still there in this torch
-        from unisono import _native
-
-        module._extract_tensors = _native.tensor_extractor(torch.Tensor, _Failure, theirs)
+        module._extract_tensors = communicator.tensor_extractor(torch.Tensor, _Failure, theirs)
 
 
 class WorkFuture(torch.futures.Future):  # type: ignore[misc]

@@ -72,7 +72,7 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
         engine = self._core.engine
         if engine is None or engine.communicator is None:
             return None
-        keep_interrupts()
+        keep_interrupts(engine.communicator)
         return DirectCalls(self._core, engine, self.run_in_order)
 
     # ---- subgroups ----

@@ -1,0 +1,273 @@
+"""The backend of torch.distributed: ordinary calls, which go straight to the native module.
+
+They must be like those of the general way in all that can be seen, because ranks may take different
+ways; and what the native module does alone must not depend on who keeps which object.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.helpers import worlds
+from tests.helpers.backend_cases import DistributedDataParallel, data, join, same, same_each
+from tests.helpers.processes import wait_until
+from unisono.errors import MismatchError
+
+RANKS = 3
+
+
+@pytest.fixture(scope="module")
+def pools():
+    every = worlds.Worlds()
+    yield every
+    every.close()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture
+def run(pools, store, tmp_path):
+    """`run(function, *args)` calls `function(rank, folder, *args)` on all ranks of the group."""
+    where = store, tmp_path
+    return lambda function, *args: pools.run("shm", RANKS, in_group, where, function, args)
+
+
+def in_group(world, where, function, args):
+    join(world, where[0])
+    return function(world.rank, where[1], *args)
+
+
+# ---- both ways -----------------------------------------------------------------------------------
+
+
+def total(shape=(3,), slot=0):
+    return sum(data(each, shape, slot=slot) for each in range(RANKS))
+
+
+def test_codes_of_verbs():
+    from unisono import _native
+    from unisono.torch.backend.direct import VERBS
+
+    assert {verb: _native.codes()["verbs"][verb] for verb in VERBS} == VERBS
+
+
+def call_each(rank, group, async_op):
+    """Every collective that has a way of its own; results in a list."""
+
+    def end(work):
+        if async_op:
+            work.wait()
+
+    every = [data(each, (3,)) for each in range(RANKS)]
+    x, y, z = every[rank].clone(), every[rank].clone(), every[rank].clone()
+    end(dist.all_reduce(x, group=group, async_op=async_op))
+    same(x, total())
+    end(dist.all_reduce(y, dist.ReduceOp.MAX, group=group, async_op=async_op))
+    same(y, torch.stack(every).amax(0))
+    end(dist.broadcast(z, 1, group=group, async_op=async_op))
+    same(z, every[1])
+    x = every[rank].clone()
+    end(dist.reduce(x, 2, group=group, async_op=async_op))
+    same(x, total() if rank == 2 else every[rank])
+    whole = torch.zeros(3 * RANKS)
+    end(dist.all_gather_into_tensor(whole, every[rank], group=group, async_op=async_op))
+    same(whole, torch.cat(every))
+    own = whole[3 * rank : 3 * rank + 3].fill_(rank)  # this rank's part of the result itself
+    end(dist.all_gather_into_tensor(whole, own, group=group, async_op=async_op))
+    same(whole, torch.arange(RANKS).repeat_interleave(3).float())
+    share = torch.zeros(1)
+    end(dist.reduce_scatter_tensor(share, every[rank], group=group, async_op=async_op))
+    same(share, total()[rank : rank + 1])
+    swapped = torch.zeros(3)
+    end(dist.all_to_all_single(swapped, every[rank], group=group, async_op=async_op))
+    same(swapped, torch.stack([tensor[rank] for tensor in every]))
+    end(dist.barrier(group=group, async_op=async_op))
+
+
+def mix_ways(rank, folder):
+    """Each rank in turn goes the general way, then all do."""
+    group = dist.new_group()
+    direct = group.direct
+    assert direct is not None
+    for others in ([], [0], [1], [2], [0, 1, 2]):
+        group.direct = None if rank in others else direct
+        for async_op in (False, True):
+            call_each(rank, group, async_op)
+    group.direct = direct
+    # Sizes that are given on one rank, and are the same on all.
+    own, swapped = data(rank, (3,)), torch.zeros(3)
+    sizes = [1, 1, 1] if rank == 1 else None
+    dist.all_to_all_single(swapped, own, sizes, sizes, group=group)
+    same(swapped, torch.stack([data(each, (3,))[rank] for each in range(RANKS)]))
+
+
+def test_ranks_take_different_ways(run):
+    run(mix_ways)
+
+
+def disagree(rank, folder):
+    """The same mistake both ways, blocking or not: the same error, with the same notes."""
+    group = dist.new_group()
+    direct, seen = group.direct, []
+    for way in (direct, None):
+        group.direct = way
+        for finish in (
+            lambda x: dist.all_reduce(x, group=group),
+            lambda x: dist.all_reduce(x, group=group, async_op=True).wait(),
+            lambda x: dist.all_reduce(x, group=group, async_op=True).result(),
+            lambda x: dist.all_reduce(x, group=group, async_op=True).get_future().wait(),
+        ):
+            with pytest.raises(MismatchError) as caught:
+                finish(torch.ones(3, dtype=torch.float64 if rank == 1 else torch.float32))
+            error = caught.value
+            assert len(error.__notes__) == 1 and "unisono trace" in str(error)
+            number = len(seen) + 1
+            assert f"in all_reduce (call {number}) on group" in error.__notes__[0]
+            first = str(error).partition("\n")[0].replace(f"call {number}", "call N")
+            seen.append((first, error.ranks))
+    assert seen[:4] == seen[4:]
+    group.direct = direct
+    x = data(rank, (3,))
+    dist.all_reduce(x, group=group)  # the group still works
+    same(x, total())
+
+
+def test_errors_are_the_same(run):
+    run(disagree)
+
+
+class Labelled(torch.Tensor):
+    """A subclass, which may be anything."""
+
+
+def leave_alone(rank, folder):
+    group, plain = dist.group.WORLD, torch.zeros(2, 3)
+    before = group._core.calls
+    for tensor in (
+        plain.t(),
+        plain[:, :2],
+        plain.to_sparse(),
+        torch.zeros(3, requires_grad=True),
+        torch.zeros(3, dtype=torch.complex64),
+        torch.zeros(3, dtype=torch.complex64).conj().imag,
+        torch.zeros(3, device="meta"),
+        torch.zeros(0),
+        torch.zeros(3).as_subclass(Labelled),
+        torch._efficientzerotensor(3),
+    ):
+        assert group.direct.all_reduce([tensor], None) is None, tensor
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist._make_nccl_premul_sum(2.0)
+    assert group.direct.all_reduce([torch.zeros(3)], options) is None
+    whole = torch.zeros(3 * RANKS)
+    assert group.direct.all_gather(whole, whole[1:4], None) is None  # no part of its own
+    assert group.direct.all_gather(whole, torch.zeros(2), None) is None
+    assert group.direct.all_gather(whole, torch.zeros(3, dtype=torch.int32), None) is None
+    assert group.direct.reduce_scatter(torch.zeros(2), whole, None) is None
+    assert group.direct.all_to_all(torch.zeros(4), torch.zeros(4), None) is None
+    assert group.direct.all_to_all(whole, whole, None) is None
+    assert group._core.calls == before
+
+
+def test_what_is_not_ordinary_is_left_alone(run):
+    run(leave_alone)
+
+
+# ---- memory, threads and callbacks ---------------------------------------------------------------
+
+
+def drop(rank, folder):
+    """Nobody holds the work or its tensors while rank 1 is late."""
+    group, come = dist.new_group(), folder / "come"
+    x, storages = data(rank, (1000,)), []
+    if rank == 1:
+        wait_until(come.exists)
+    for turn in range(20):
+        y = x.clone()
+        storages.append(weakref.ref(y))
+        work = dist.all_reduce(y, group=group, async_op=True)
+        if turn % 2:
+            work.get_future()
+        del y, work
+    gc.collect()
+    if rank == 0:
+        assert all(each() is not None for each in storages)
+        come.touch()
+    dist.all_reduce(x, group=group)  # comes after all of them
+    same(x, total((1000,)))
+    dist.all_reduce(x, group=group, async_op=True).wait()
+    wait_until(lambda: gc.collect() >= 0 and all(each() is None for each in storages))
+
+
+def test_handles_that_are_dropped(run):
+    run(drop)
+
+
+def wait_in_any_order(rank, folder):
+    group = dist.new_group()
+    tensors = [data(rank, (7,), slot=slot) for slot in range(12)]
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+    works[5].wait()  # runs those before it
+    assert all(work.is_completed() for work in works[:6])
+    works[11].get_future().wait()
+    for slot, work in enumerate(works):
+        assert work.wait() and work.is_success()
+        same(tensors[slot], total((7,), slot))
+    # Nobody waits for these; the native thread runs them, after it was not needed for a while.
+    for _ in range(50):
+        dist.all_reduce(torch.ones(2), group=group, async_op=True).wait()
+    last = dist.all_reduce(torch.ones(2), group=group, async_op=True)
+    wait_until(last.is_completed)
+
+
+def test_who_waits_runs_the_queue(run):
+    run(wait_in_any_order)
+
+
+def train(rank, folder):
+    """C++ waits for the futures of DDP, and no thread of Python is between."""
+    group = dist.new_group()
+    model = DistributedDataParallel(torch.nn.Linear(20, 3), process_group=group, bucket_cap_mb=1e-5)
+    for _ in range(5):
+        model(torch.ones(4, 20) * (rank + 1)).sum().backward()
+        same(model.module.weight.grad[0], torch.full((20,), 4 * (1 + 2 + 3) / 3))
+        model.zero_grad()
+    named = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in named if group._core.name in name], named
+
+
+def test_no_thread_between_ddp_and_the_native_module(run):
+    run(train)
+
+
+def collect(rank, folder):
+    """C++ combines futures; and a callback that C++ runs raises, which ends nothing."""
+    group = dist.new_group()
+    tensors = [data(rank, (3,), slot=slot) for slot in range(5)]
+    futures = [
+        dist.all_reduce(tensor, group=group, async_op=True).get_future() for tensor in tensors
+    ]
+    plain = torch._C.Future.then(futures[2], lambda ended: 1 // 0)
+    torch.futures.collect_all(futures).wait()
+    with pytest.raises(RuntimeError, match="division"):
+        plain.wait()
+    same_each(tensors, [total(slot=slot) for slot in range(5)])
+    assert all(torch._C.Future.done(future) for future in futures)
+    late = dist.all_reduce(torch.ones(2), group=group, async_op=True)
+    late.wait()
+    future = late.get_future()  # the call has ended before
+    assert torch._C.Future.done(future) and late.get_future() is future
+    same_each(torch._C.Future.wait(future), [torch.full((2,), 3.0)])
+
+
+def test_futures_in_cpp(run):
+    run(collect)
