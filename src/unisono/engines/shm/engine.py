@@ -6,8 +6,10 @@ outcomes into `Work`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from unisono.core.buffers import Buffer, view
@@ -17,6 +19,7 @@ from unisono.core.environment import Launch
 from unisono.core.fast import registration
 from unisono.core.groups import Group
 from unisono.core.trace import RankReport, Record, Tracer
+from unisono.engines.shm import tuning
 from unisono.engines.shm.client import RendezvousClient
 from unisono.engines.shm.server import RendezvousServer
 from unisono.errors import CommTimeout, LaunchError, OutOfSharedMemory, UnisonoError
@@ -36,6 +39,7 @@ __all__ = ["ShmEngine", "ShmWork"]
 _BROADCAST, _REDUCE, _ALL_REDUCE, _REDUCE_SCATTER, _GATHER = 1, 2, 3, 4, 5
 _ALL_GATHER, _SCATTER, _ALL_TO_ALL, _BARRIER = 6, 7, 8, 9
 _NO_OPERATOR = 9
+_SINGLE_COPY = "UNISONO_SINGLE_COPY"
 
 
 class _Records:
@@ -312,10 +316,25 @@ def _join(launch: Launch, timeout: float) -> _native.SharedJob:
     return job
 
 
+@contextlib.contextmanager
+def _tuned(ranks: int) -> Iterator[None]:
+    """Let native code know what was measured on this machine, unless the user has decided."""
+    measured = "" if _SINGLE_COPY in os.environ else tuning.setting(tuning.read(), ranks)
+    if not measured:
+        yield
+        return
+    os.environ[_SINGLE_COPY] = measured
+    try:
+        yield
+    finally:
+        del os.environ[_SINGLE_COPY]
+
+
 def _serve(launch: Launch, timeout: float) -> _native.SharedJob:
     server = RendezvousServer(launch, timeout) if launch.size > 1 else None
     try:
-        fd = _native.create_job_memory(launch.size)
+        with _tuned(launch.size):
+            fd = _native.create_job_memory(launch.size)
     except (OutOfSharedMemory, LaunchError) as error:
         if server is not None:
             server.reject_all(error)

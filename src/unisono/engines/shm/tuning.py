@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from unisono.core import environment
 
-__all__ = ["CopyRange", "file", "for_ranks", "machine", "read", "write"]
+__all__ = ["CopyRange", "file", "for_ranks", "machine", "read", "setting", "write"]
 
 _SCHEMA = 1
 
@@ -114,6 +114,23 @@ def for_ranks(
     """
     larger = [n for name, n in ranges if name == verb and n >= ranks]
     return ranges[verb, min(larger)] if larger else None
+
+
+def setting(ranges: Mapping[tuple[str, int], CopyRange], ranks: int) -> str:
+    """What was measured for this many ranks, as a value of UNISONO_SINGLE_COPY; "" for nothing.
+
+    >>> measured = {("broadcast", 8): CopyRange(131072, 1 << 20), ("reduce", 8): CopyRange(None)}
+    >>> setting(measured, 6)
+    'broadcast/8=131072-1048576,reduce/8=0'
+    """
+    name = next((str(most) for most in (2, 4, 8, 16) if ranks <= most), "more")
+    entries = []
+    for verb in sorted({verb for verb, _ in ranges}):
+        found = for_ranks(ranges, verb, ranks)
+        if found is not None:
+            below = "" if found.below is None or not found.first else f"-{found.below}"
+            entries.append(f"{verb}/{name}={found.first or 0}{below}")
+    return ",".join(entries)
 
 
 def _size(value: object) -> int | None:
