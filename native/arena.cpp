@@ -238,7 +238,7 @@ void Arena::connect_peers(int rank) {
 
 /// Reads a word of every other rank. One refusal is enough, here or on any other member, for a
 /// group to stage everything: all members know the same.
-void Arena::probe_peers(int rank) noexcept {
+void Arena::probe_peers(int rank) {
     bool all = rank_info(rank).probe_address != 0;
     for (int peer = 0; all && peer < size_; ++peer) {
         const RankInfo& other = rank_info(peer);
@@ -247,9 +247,11 @@ void Arena::probe_peers(int rank) noexcept {
               read_memory(pid(peer), other.probe_address, &word, sizeof word) == 0 &&
               word == other.probe_value;
     }
-    rank_info(rank).reads_peers.store(
-        static_cast<std::uint32_t>(all ? ReadsPeers::yes : ReadsPeers::no),
-        std::memory_order_release);  // pairs with reads_peers()
+    const ReadsPeers answer = !all                     ? ReadsPeers::no
+                              : reads_memory_quickly() ? ReadsPeers::quickly
+                                                       : ReadsPeers::slowly;
+    rank_info(rank).reads_peers.store(static_cast<std::uint32_t>(answer),
+                                      std::memory_order_release);  // pairs with reads_peers()
 }
 
 void Arena::open_handles(int rank) {

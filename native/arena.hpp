@@ -49,8 +49,9 @@ struct alignas(128) JobHeader {
     SingleCopyTable single_copy;
 };
 
-/// Whether a rank can read the memory of all other ranks.
-enum class ReadsPeers : std::uint32_t { unknown, no, yes };
+/// Whether a rank can read the memory of all other ranks, and whether the kernel copies it nearly
+/// as fast as the rank itself could.
+enum class ReadsPeers : std::uint32_t { unknown, no, slowly, quickly };
 
 /// What one rank tells the others about itself. Only that rank writes it, except for `ended`.
 struct alignas(128) RankInfo {
@@ -129,18 +130,18 @@ public:
     bool oversubscribed() const noexcept { return oversubscribed_; }
 
     /// Whether a rank can read the memory of all others; final once it has begun a call.
-    bool reads_peers(int rank) const noexcept {
+    ReadsPeers reads_peers(int rank) const noexcept {
         // acquire: pairs with probe_peers().
-        return rank_info(rank).reads_peers.load(std::memory_order_acquire) ==
-               static_cast<std::uint32_t>(ReadsPeers::yes);
+        return static_cast<ReadsPeers>(rank_info(rank).reads_peers.load(std::memory_order_acquire));
     }
 
     /// The process of a rank, as it was when we connected.
     pid_t pid(int rank) const noexcept { return pids_[static_cast<std::size_t>(rank)]; }
 
-    /// The sizes of parts for which one copy pays; the same on all ranks.
-    SingleCopyRange single_copy_range(Verb verb, int ranks) const noexcept {
-        return header_->single_copy.range(verb, ranks, oversubscribed_);
+    /// The sizes of parts for which one copy pays; the same on all ranks. `quickly`: for all of
+    /// them.
+    SingleCopyRange single_copy_range(Verb verb, int ranks, bool quickly) const noexcept {
+        return header_->single_copy.range(verb, ranks, quickly, oversubscribed_);
     }
 
     JobHeader& header() const noexcept { return *header_; }
@@ -226,7 +227,7 @@ private:
     Arena(int fd, AdoptFd) noexcept : fd_(fd) {}
 
     void open_handles(int rank);
-    void probe_peers(int rank) noexcept;
+    void probe_peers(int rank);
 
     std::size_t ring_offset(int from, int to) const noexcept {
         return rings_offset_ +

@@ -314,10 +314,14 @@ void Group::check_consistency(const CallArguments& arguments) {
         // Every member has connected before its first call, so its answer is final, and all of us
         // come to the same result.
         reads_peers_ = checked_reads_ = true;
-        for (int rank = 0; rank < size_; ++rank)
-            reads_peers_ = reads_peers_ && arena_->reads_peers(world_rank(rank));
+        bool quickly = true;
+        for (int rank = 0; rank < size_; ++rank) {
+            const ReadsPeers answer = arena_->reads_peers(world_rank(rank));
+            reads_peers_ = reads_peers_ && answer >= ReadsPeers::slowly;
+            quickly = quickly && answer == ReadsPeers::quickly;
+        }
         for (std::size_t verb = 0; reads_peers_ && verb < SingleCopyTable::verbs; ++verb)
-            single_copy_[verb] = arena_->single_copy_range(static_cast<Verb>(verb), size_);
+            single_copy_[verb] = arena_->single_copy_range(static_cast<Verb>(verb), size_, quickly);
     }
     uneven_ = false;
     share_ = largest_ = arguments.count;

@@ -11,9 +11,9 @@
 // the call fails everywhere or nowhere, and after a mismatch the group is still in step.
 //
 // That is why verbs with a root wait for all ranks, too. A sender could return once its slot is
-// full, and a receiver once the root has arrived: but then it would learn only in its next call that
-// another rank has made a different call, or has died, while that rank has learned it in this one;
-// from then on they would not be in step, and a program that ends would never learn it.
+// full, and a receiver once the root has arrived: but then it would learn only in its next call
+// that another rank has made a different call, or has died, while that rank has learned it in this
+// one; from then on they would not be in step, and a program that ends would never learn it.
 //
 // Where the kernel allows it, long parts take one copy: in a step a rank publishes the address of
 // its own memory instead of filling its slot, and after the barrier its peers read there. The call

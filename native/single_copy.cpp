@@ -12,6 +12,10 @@
 #include <cstdlib>
 #include <optional>
 #include <string_view>
+#include <vector>
+
+#include "kernels.hpp"
+#include "wait.hpp"
 
 namespace unisono {
 
@@ -28,19 +32,20 @@ struct Default {
 // is in a cache that its readers share, and what is stored from there can go past the cache: so
 // where many ranks read the same long part, it is staged too. Many ranks that reduce gain, because
 // there is no barrier between chunks; two gain little, and nothing beyond the cache. Where ranks
-// share cores, a barrier is dear, and the direct way has one more than a part of one chunk.
+// share cores, a barrier is dear, and the direct way has one more than a part of one chunk. A slow
+// kernel (a virtual machine, mitigations) only pays where the cache is too small for staging.
 constexpr Default defaults[] = {
-    {Verb::broadcast, {64, 128, 128, 128, 256, 2048}, {}},
-    {Verb::scatter, {32, 32, 32, 32, 64, 512}, {}},
-    {Verb::gather, {64, 64, 64, 64, 64, 1024}, {}},
-    {Verb::all_gather, {32, 32, 32, 64, 64, 2048}, {0, 0, 4096, 2048, 2048, 0}},
-    {Verb::all_to_all, {32, 32, 32, 16, 32, 256}, {}},
-    {Verb::reduce_scatter, {64, 64, 32, 16, 32, 4096}, {4096}},
+    {Verb::broadcast, {64, 128, 128, 128, 256, 16384, 2048}, {}},
+    {Verb::scatter, {32, 32, 32, 32, 64, 8192, 512}, {}},
+    {Verb::gather, {64, 64, 64, 64, 64, 8192, 1024}, {}},
+    {Verb::all_gather, {32, 32, 32, 64, 64, 8192, 2048}, {0, 0, 4096, 2048, 2048}},
+    {Verb::all_to_all, {32, 32, 32, 16, 32, 8192, 256}, {}},
+    {Verb::reduce_scatter, {128, 64, 32, 16, 32, 0, 4096}, {4096}},
     {Verb::all_reduce, {2048}, {8192}},
 };
 
-constexpr const char* class_names[SingleCopyTable::classes] = {"2",  "4",    "8",
-                                                               "16", "more", "shared"};
+constexpr const char* class_names[SingleCopyTable::classes] = {"2",    "4",    "8",     "16",
+                                                               "more", "slow", "shared"};
 
 const char* setting() noexcept {
     const char* text = std::getenv("UNISONO_SINGLE_COPY");
@@ -90,11 +95,13 @@ bool parse_entry(std::string_view text, SingleCopyTable& table) noexcept {
 
 }  // namespace
 
-const SingleCopyRange& SingleCopyTable::range(Verb verb, int ranks,
+const SingleCopyRange& SingleCopyTable::range(Verb verb, int ranks, bool quickly,
                                               bool oversubscribed) const noexcept {
     std::size_t row = 0;
-    for (int most = 2; most < ranks && row + 2 < classes; most *= 2) ++row;
-    return ranges[static_cast<std::size_t>(verb) % verbs][oversubscribed ? classes - 1 : row];
+    for (int most = 2; most < ranks && row + 3 < classes; most *= 2) ++row;
+    if (!quickly) row = classes - 2;
+    if (oversubscribed) row = classes - 1;
+    return ranges[static_cast<std::size_t>(verb) % verbs][row];
 }
 
 SingleCopyTable make_single_copy_table() {
@@ -127,6 +134,24 @@ SingleCopyTable make_single_copy_table() {
 bool wants_single_copy() {
     make_single_copy_table();  // throws for a wrong setting
     return std::string_view(setting()) != "0";
+}
+
+bool reads_memory_quickly() {
+    constexpr std::size_t bytes = std::size_t{128} << 10;
+    const std::vector<char> source(bytes, 1);
+    std::vector<char> target(bytes);
+    const pid_t self = getpid();
+    auto kernel = Clock::duration::max();
+    auto plain = Clock::duration::max();
+    for (int i = 0; i < 8; ++i) {  // the best of each: others may use this core, too
+        const auto began = Clock::now();
+        read_memory(self, reinterpret_cast<std::uintptr_t>(source.data()), target.data(), bytes);
+        const auto between = Clock::now();
+        kernels().copy(target.data(), source.data(), bytes, StoreMode::plain);
+        kernel = std::min(kernel, between - began);
+        plain = std::min(plain, Clock::now() - between);
+    }
+    return kernel < 2 * plain;
 }
 
 void let_siblings_read() noexcept {

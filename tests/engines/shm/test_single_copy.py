@@ -10,6 +10,7 @@ import pytest
 
 from tests.helpers.jobs import Ranks
 from tests.helpers.start_cases import START, check_started
+from tests.helpers.thorough import essential, essential_rows
 
 EVERY_VERB = """
 from tests.helpers import cases
@@ -103,7 +104,12 @@ say(**fault(loop))
 """
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+def for_broadcast(sizes: str) -> str:
+    """The setting for two ranks on any machine."""
+    return ",".join(f"broadcast/{kind}={sizes}" for kind in ("2", "slow", "shared"))
+
+
+@pytest.mark.parametrize("ranks", essential(1, [3, 2]))
 @pytest.mark.parametrize(
     "bytes_from", ["0", "1", "65536", ""], ids=["never", "all", "long", "default"]
 )
@@ -128,7 +134,9 @@ def test_one_rank_can_refuse_for_all() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["yes", "-1", "64K", "5-", "all_gather/8", "all_gather/9=1", "barrier/2=1", "gather/2=1,"],
+    essential(
+        2, ["64K", "gather/2=1,", "yes", "-1", "5-", "gather/8", "gather/9=1", "barrier/2=1"]
+    ),
 )
 def test_a_wrong_setting_is_an_error(value: str) -> None:
     with Ranks(2, START, UNISONO_SINGLE_COPY=value) as job:
@@ -140,11 +148,11 @@ def test_a_wrong_setting_is_an_error(value: str) -> None:
 @pytest.mark.parametrize(
     ("value", "is_direct"),
     [
-        ("broadcast/2=1048576,broadcast/shared=1048576", True),
-        ("broadcast/2=1048577,broadcast/shared=1048577", False),
+        (for_broadcast("1048576"), True),
+        (for_broadcast("1048577"), False),
         ("1-1048577", True),
         ("1-1048576", False),
-        ("broadcast/4=1,scatter/2=1,scatter/shared=1,broadcast/2=0,broadcast/shared=0", False),
+        ("broadcast/4=1,scatter/2=1," + for_broadcast("0"), False),
     ],
 )
 def test_a_setting_for_one_verb(value: str, is_direct: bool) -> None:
@@ -174,7 +182,9 @@ def test_memory_that_peers_cannot_read_is_an_error_everywhere() -> None:
 
 @pytest.mark.parametrize(
     ("verb", "victim"),
-    [("broadcast", 0), ("all_gather", 1), ("all_to_all", 2), ("reduce_scatter", 1)],
+    essential_rows(
+        2, [("broadcast", 0), ("all_to_all", 2), ("all_gather", 1), ("reduce_scatter", 1)]
+    ),
 )
 def test_a_rank_killed_while_others_read_it(verb: str, victim: int) -> None:
     with Ranks(3, LOOP.format(verb=verb), UNISONO_SINGLE_COPY="1") as job:
