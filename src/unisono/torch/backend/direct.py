@@ -187,23 +187,28 @@ class DirectCalls:
                 seconds = environment.timeout(timeout.total_seconds())
             blocking = not opts.asyncOp
         number = group.count_call()
-        arguments = (
-            VERBS[verb], source, target, count, dtype.code, dtype.itemsize, op.code, 1.0, root,
-            seconds,
-        )  # fmt: skip
+        code, item, by = dtype.code, dtype.itemsize, op.code
         try:
-            if blocking:
-                if counts:
-                    self._collective_uneven(*arguments, True, False, counts, counts)
-                else:
-                    self._collective(*arguments, True, False)
-                return FINISHED
-            handle = self._start(*arguments, (tensors, other), counts, counts)
+            if not blocking:
+                handle = self._start(
+                    VERBS[verb], source, target, count, code, item, by, 1.0, root, seconds,
+                    (tensors, other), counts, counts,
+                )  # fmt: skip
+            elif counts:
+                self._collective_uneven(
+                    VERBS[verb], source, target, count, code, item, by, 1.0, root, seconds, True,
+                    False, counts, counts,
+                )  # fmt: skip
+            else:
+                self._collective(
+                    VERBS[verb], source, target, count, code, item, by, 1.0, root, seconds, True,
+                    False,
+                )  # fmt: skip
         except UnisonoError as error:
             self.engine.explain(error)
             error.add_note(dispatch.where(verb, group, number))
             raise
-        return NativeWork(handle, self, verb, number, tensors)
+        return FINISHED if blocking else NativeWork(handle, self, verb, number, tensors)
 
 
 class _Nothing(DType):
