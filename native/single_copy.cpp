@@ -35,7 +35,7 @@ struct Default {
 // share cores, a barrier is dear, and the direct way has one more than a part of one chunk. A slow
 // kernel (a virtual machine, mitigations) only pays where the cache is too small for staging.
 constexpr Default defaults[] = {
-    {Verb::broadcast, {64, 0, 0, 0, 0, 16384, 2048}, {2048}},
+    {Verb::broadcast, {64, 0, 0, 0, 0, 16384, 2048}, {}},
     {Verb::scatter, {32, 32, 32, 32, 64, 8192, 512}, {}},
     {Verb::gather, {64, 64, 64, 64, 64, 8192, 1024}, {}},
     {Verb::all_gather, {32, 32, 32, 64, 64, 8192, 2048}, {0, 0, 4096, 2048, 2048}},
@@ -151,7 +151,7 @@ bool reads_memory_quickly() {
         kernel = std::min(kernel, between - began);
         plain = std::min(plain, Clock::now() - between);
     }
-    return kernel < 2 * plain;
+    return kernel < 4 * plain;
 }
 
 void let_siblings_read() noexcept {

@@ -46,8 +46,9 @@ bool wants_single_copy();
 /// are the ranks that one launcher has started. Elsewhere it changes nothing.
 void let_siblings_read() noexcept;
 
-/// Whether the kernel copies memory of another process in less than twice the time that a plain
-/// copy takes: else the two copies of staging are not slower. Takes some 100 us.
+/// Whether the kernel copies memory of another process in less than four times what a plain
+/// copy within a near cache takes: else the two copies of staging are not slower. Takes some 100
+/// us.
 bool reads_memory_quickly();
 
 /// Copies memory of another process. Returns 0, or the error of the kernel: then a part of `target`
