@@ -40,7 +40,7 @@ struct FastGroup {
 };
 
 struct Operator {
-    nb::object key;  ///< an object of core's ReduceOp, or a name in MindSpore's dialect
+    nb::object key;  ///< an object of core's ReduceOp
     ReduceOp op = ReduceOp::none;
     double factor = 1;
 };

@@ -288,6 +288,8 @@ def not_ordinary(world: Group) -> list[str]:
         lambda: comm_func.reduce_scatter_tensor(np.ones((size + 1, 2))),
         lambda: comm_func.broadcast(np.ones(2), "0"),
         lambda: mint.all_reduce(np.ones(2), group=3),
+        lambda: mint.all_reduce(np.ones(2), dist.ReduceOp.SUM),
+        lambda: dist.all_reduce(np.ones(2), "sum"),
         lambda: mint.all_gather_into_tensor(np.ones((2, size)), np.ones(2)),
         lambda: mint.reduce_scatter_tensor(np.ones(2), np.ones((2, size))),
     ]

@@ -12,7 +12,6 @@ import numpy as np
 from unisono.core import buffers, registry
 from unisono.core.buffers import Buffer
 from unisono.core.engine import ReduceOp as _Operator
-from unisono.core.fast import registration
 from unisono.errors import ArgumentError, ArgumentTypeError
 
 __all__ = [
@@ -23,6 +22,7 @@ __all__ = [
     "check_type",
     "empty_of",
     "engine_for",
+    "known_operator",
     "operator",
     "view",
     "zeros_like",
@@ -49,15 +49,16 @@ _OPERATORS = {
 }
 
 
-for _name, _operator in _OPERATORS.items():
-    registration.learn_operator(_name, _operator)
-
-
 def operator(op: str) -> _Operator:
     """The core's operator for one of the strings of `ReduceOp`."""
     if not isinstance(op, str) or op not in _OPERATORS:
         raise ArgumentTypeError(f"op must be one of {', '.join(_OPERATORS)}, got {op!r}")
     return _OPERATORS[op]
+
+
+def known_operator(op: object) -> _Operator | None:
+    """The same for a call of `core.fast`; None for what `operator` refuses."""
+    return _OPERATORS.get(op) if type(op) is str else None
 
 
 def check_type(value: object, name: str, *kinds: type) -> None:

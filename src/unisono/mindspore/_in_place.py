@@ -21,7 +21,7 @@ from unisono.core.arguments import (
 )
 from unisono.core.buffers import Buffer
 from unisono.errors import ArgumentTypeError
-from unisono.mindspore._arguments import blocking, operator, view
+from unisono.mindspore._arguments import blocking, known_operator, operator, view
 from unisono.mindspore._gradients import writes
 from unisono.mindspore._groups import resolve_group, resolve_root
 from unisono.mindspore._handles import CommHandle, handle_of
@@ -55,7 +55,7 @@ def all_reduce(
     tensor: Any, op: str = "sum", group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
     """Combine `tensor` over the group, in place, so that every rank holds the result."""
-    if async_op is False and fast.all_reduce(tensor, op, group, False) is None:
+    if async_op is False and fast.all_reduce(tensor, known_operator(op), group, False) is None:
         return None
     buffer, combine, waits = view(tensor, "tensor"), operator(op), blocking(async_op)
     members = resolve_group(group)
@@ -80,7 +80,10 @@ def reduce(
     tensor: Any, dst: int, op: str = "sum", group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
     """Combine `tensor` over the group into the one of world rank `dst`; others keep theirs."""
-    if async_op is False and fast.reduce(tensor, dst, op, group, False, None) is None:
+    if (
+        async_op is False
+        and fast.reduce(tensor, dst, known_operator(op), group, False, None) is None
+    ):
         return None
     buffer, combine, waits = view(tensor, "tensor"), operator(op), blocking(async_op)
     members, root = resolve_root(group, dst, "dst")
@@ -148,7 +151,7 @@ def reduce_scatter_tensor(
 ) -> CommHandle | None:
     """Combine `input` over the group and leave this rank's part of the rows in `output`."""
     if async_op is False:
-        done = fast.reduce_scatter_into(output, input, op, group, False, True)
+        done = fast.reduce_scatter_into(output, input, known_operator(op), group, False, True)
         if done is None:
             return None
     names = ("input", "output")

@@ -22,7 +22,6 @@ except ImportError:  # without a compiler there are the other engines
 
 __all__ = [
     "calls_of",
-    "learn_operator",
     "learn_torch",
     "name_world",
     "serve",
@@ -77,12 +76,6 @@ def calls_of(communicator: Any) -> int:
     return made
 
 
-def learn_operator(key: object, op: ReduceOp) -> None:
-    """Let an object, or a name in a dialect, mean an operator."""
-    if _native is not None:
-        _native.learn_operator(key, op.code, op.factor)
-
-
 #: DLPack's codes of our types; the number of bits tells those of one code apart.
 _DLPACK_CODES = {
     "int": 0,
@@ -121,4 +114,4 @@ if _native is not None:
     for _dtype in DTYPES:
         _native.learn_numpy(np.ndarray, _dtype.numpy, *_facts(_dtype))
     for _op in (*ReduceOp.ALL[:-1], ReduceOp.PREMUL_SUM):  # the last has some factor
-        learn_operator(_op, _op)
+        _native.learn_operator(_op, _op.code, _op.factor)

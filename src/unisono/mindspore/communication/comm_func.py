@@ -11,7 +11,14 @@ from typing import Any
 from unisono.core import buffers, dispatch, fast
 from unisono.core.arguments import equal_rows, shape_of
 from unisono.core.groups import Group
-from unisono.mindspore._arguments import ReduceOp, blocking, operator, view, zeros_like
+from unisono.mindspore._arguments import (
+    ReduceOp,
+    blocking,
+    known_operator,
+    operator,
+    view,
+    zeros_like,
+)
 from unisono.mindspore._gradients import differentiable
 from unisono.mindspore._groups import resolve_group, resolve_root
 from unisono.mindspore._handles import CommHandle, handle_of
@@ -61,7 +68,7 @@ def all_reduce(
     async_op: bool = False,
 ) -> tuple[Any, CommHandle | None]:
     """Combine `tensor` over the group into a new tensor on every rank."""
-    done = fast.all_reduce_new(tensor, op, group, async_op)
+    done = fast.all_reduce_new(tensor, known_operator(op), group, async_op)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
     return _all_reduce(tensor, op, group, async_op)
@@ -115,7 +122,7 @@ def reduce_scatter_tensor(
     async_op: bool = False,
 ) -> tuple[Any, CommHandle | None]:
     """Combine `tensor` over the group; each rank gets its part of the rows."""
-    done = fast.reduce_scatter_new(tensor, op, group, async_op)
+    done = fast.reduce_scatter_new(tensor, known_operator(op), group, async_op)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
     return _reduce_scatter_tensor(tensor, op, group, async_op)
