@@ -65,7 +65,7 @@ def test_a_store_that_cannot_be(case: str, store: Any) -> None:
 def test_calls_and_values(store: Any, port: str) -> None:
     master = store(HOST, int(port), is_master=True, timeout=SHORT)
     client = store(HOST, int(port), timeout=LONG)
-    # Upstream, a value that one sets may reach another late: whoever sets it asks for it first.
+    # Upstream, a value may reach another late: the one that sets it asks for it first.
     master.set("text", "one")
     assert (master.get("text"), client.get("text")) == (b"one", b"one")
     client.set("text", b"two")

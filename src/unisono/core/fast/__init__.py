@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-_native: Any
+native: Any
 try:
-    from unisono._native import fast as _native
+    from unisono._native import fast as native
 except ImportError:  # without a compiler there are the other engines
-    _native = None
+    native = None
 
 __all__ = [
     "all_gather_into",
@@ -37,6 +37,7 @@ __all__ = [
     "get_size",
     "irecv",
     "isend",
+    "native",
     "recv",
     "reduce",
     "reduce_scatter_into",
@@ -51,7 +52,7 @@ def _leave_to_python(*arguments: Any) -> Any:
 
 
 def _function(name: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = getattr(_native, name, _leave_to_python)
+    found: Callable[..., Any] = getattr(native, name, _leave_to_python)
     return found
 
 

@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from unisono.core import fast
 from unisono.core.dtypes import DTYPES, DType, ReduceOp
 
 if TYPE_CHECKING:
     from unisono.core.groups import Group
 
-_native: Any
-try:
-    from unisono._native import fast as _native
-except ImportError:  # without a compiler there are the other engines
-    _native = None
-
+# None without a compiler: there are the other engines.
+_native: Any = fast.native
 __all__ = [
     "calls_of",
     "learn_torch",
