@@ -327,12 +327,7 @@ def test_second_order(all_worlds: worlds.Worlds, name: str) -> None:
     check_second_order(all_worlds, name, ["PyNative"])
 
 
-# Where ranks have different parts, their graphs differ: the compiler drops a backward call whose
-# gradient is known to be zero, and then it is missing on one rank, which is a mismatch.
-_WITH_ROOT = ("Reduce sum", "CollectiveGather", "CollectiveScatter")
-
-
-@pytest.mark.parametrize("name", essential(1, [name for name in LINEAR if name not in _WITH_ROOT]))
+@pytest.mark.parametrize("name", essential(1, LINEAR))
 def test_second_order_in_graphs(all_worlds: worlds.Worlds, name: str) -> None:
     check_second_order(all_worlds, name, ["graph", "jit"])
 

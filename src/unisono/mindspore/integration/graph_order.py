@@ -85,7 +85,10 @@ def _replacement(value: Any, make: Callable[[Any], Any]) -> Any:
 
 def _first_gradient(loss: Any) -> Any:
     """The gradient with which a backward pass begins: ones, when the forward pass has ended."""
-    return ops.depend(ops.OnesLike()(loss), loss)
+    # Without stop_gradient, the backward pass of a second order would give zeros to the forward
+    # pass: numbers that are known at once, so that nothing orders what takes them.
+    ended = ops.stop_gradient(loss)
+    return ops.depend(ops.OnesLike()(ended), ended)
 
 
 def _gradient_of(function: Any) -> Callable[..., Any]:

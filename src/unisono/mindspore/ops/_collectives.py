@@ -225,14 +225,16 @@ class CollectiveScatter(OperatorPrimitive):
         """Every rank's gradient, joined on `src_rank`; zeros elsewhere."""
         gather = self.like(CollectiveGather, self.src_rank, self.group)
         members, root = resolve_root(self.group, self.src_rank, "src_rank")
-        zeros_like = sys.modules["mindspore"].ops.zeros_like
+        size = int(members.size)
 
         def of_root(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
             return (gather(gradient),)
 
         def of_others(operand: Any, result: Any, gradient: Any) -> tuple[Any, ...]:
-            gather(gradient)
-            return (zeros_like(operand),)
+            # The gather gives zeros here. As they depend on it, the compiler keeps the call in a
+            # second order too.
+            zeros = gather(gradient).reshape((-1,)).tile((size,))
+            return (zeros.reshape(operand.shape),)
 
         return of_root if members.rank == root else of_others
 
