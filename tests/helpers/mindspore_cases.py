@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import random
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ import mindspore
 import numpy as np
 from mindspore import Tensor, nn
 
+from unisono.core import dispatch
 from unisono.core.groups import Group
 from unisono.mindspore import ops
 from unisono.mindspore.communication import comm_func, create_group, get_rank, init
@@ -141,6 +144,21 @@ def in_mode(mode: str, function: Callable[..., Any]) -> Callable[..., Any]:
             mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
 
     return run
+
+
+def with_delays(run: Callable[[], Any]) -> Any:
+    """Run it while each collective in a graph or a backward starts a little late, at random."""
+    in_pass = dispatch.in_pass
+
+    def late(*, backward: bool) -> Any:
+        time.sleep(random.uniform(0, 0.003))
+        return in_pass(backward=backward)
+
+    try:
+        dispatch.in_pass = late  # type: ignore[assignment]
+        return run()
+    finally:
+        dispatch.in_pass = in_pass
 
 
 def _wait(result: Any) -> None:

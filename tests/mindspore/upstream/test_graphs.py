@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import random
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +15,8 @@ from mindspore import Tensor, nn  # noqa: E402  (after the check for MindSpore)
 
 from tests.helpers import worlds  # noqa: E402
 from tests.helpers.jobs import Ranks  # noqa: E402
-from tests.helpers.mindspore_cases import AsCell, in_mode, place_of  # noqa: E402
+from tests.helpers.mindspore_cases import AsCell, in_mode, place_of, with_delays  # noqa: E402
 from tests.helpers.thorough import essential  # noqa: E402
-from unisono.core import dispatch  # noqa: E402
 from unisono.core.groups import Group  # noqa: E402
 from unisono.errors import UnisonoError  # noqa: E402
 from unisono.mindspore import ops  # noqa: E402
@@ -124,23 +120,6 @@ NETWORKS: dict[str, tuple[type[Any], Callable[[Any], Any]]] = {
 }
 
 
-def with_delays(run: Callable[[], Any]) -> Any:
-    """Run it while each call of a collective starts a little late, at random."""
-    starts = {name: getattr(dispatch, name) for name in ("all_reduce", "all_gather")}
-
-    def late(start: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        time.sleep(random.uniform(0, 0.003))
-        return start(*args, **kwargs)
-
-    try:
-        for name, start in starts.items():
-            setattr(dispatch, name, functools.partial(late, start))
-        return run()
-    finally:
-        for name, start in starts.items():
-            setattr(dispatch, name, start)
-
-
 def in_order(world: Group, name: str, mode: str, times: int) -> list[Any]:
     """What a network returns, and its gradients, several times."""
     place = place_of(world)
@@ -199,7 +178,7 @@ def test_calls_after_a_gradient_in_the_same_graph(all_worlds: worlds.Worlds, nam
 def test_calls_run_in_order_many_times(
     all_worlds: worlds.Worlds, name: str, mode: str, n: int
 ) -> None:
-    check_order(all_worlds, name, mode, n, 20)
+    check_order(all_worlds, name, mode, n, 8)
 
 
 def check_order(all_worlds: worlds.Worlds, name: str, mode: str, n: int, times: int) -> None:
@@ -213,123 +192,6 @@ def check_order(all_worlds: worlds.Worlds, name: str, mode: str, n: int, times: 
             np.testing.assert_allclose(value, 6 * of_total(total) * (rank + 1))
             np.testing.assert_allclose(gradient, np.full((2, 3), of_total(total)))
             np.testing.assert_allclose(of_gradient, np.full((2, 3), of_total(n * of_total(total))))
-
-
-# ---- bprops of the program -----------------------------------------------------------------------
-
-
-class Copy(nn.Cell):
-    """Nothing forward; the sum of the gradients backward."""
-
-    def construct(self, x: Any) -> Any:
-        return x
-
-    def bprop(self, x: Any, out: Any, dout: Any) -> Any:
-        return (comm_func.all_reduce(dout)[0],)
-
-
-class Sum(nn.Cell):
-    """The sum of the operands forward, and of the gradients backward, by a primitive."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = ops.AllReduce()
-
-    def construct(self, x: Any) -> Any:
-        return self.total(x)
-
-    def bprop(self, x: Any, out: Any, dout: Any) -> Any:
-        return (self.total(dout),)
-
-
-class Again(nn.Cell):
-    """A backward that calls twice, once with what does not depend on the gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = ops.AllReduce()
-
-    def construct(self, x: Any, y: Any) -> Any:
-        return self.total(x), y
-
-    def bprop(self, x: Any, y: Any, out: Any, dout: Any) -> Any:
-        return self.total(x) + dout[0], self.total(dout[1])
-
-
-class Bprops(nn.Cell):
-    """Cells whose bprops do not need each other, collectives between, and one at the end."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__()
-        self.rank = rank
-        self.layers = nn.CellList([Copy(), Sum()])
-        self.pair = (Sum(), Again())
-        self.copy = Copy()
-        self.total = ops.AllReduce()
-
-    def construct(self, a: Any, b: Any, c: Any, d: Any) -> Any:
-        rank = self.rank
-        for cell in self.layers:
-            a = cell(a * (rank + 1)) * (rank * 2)
-        b = self.pair[0](b * rank) * (3 * rank + 1)
-        c, d = self.pair[1](c * (rank + 2), d)
-        e = self.total(c * (5 * rank))
-        a = self.copy(a) * (7 * rank)
-        seen = self.total(mindspore.ops.stop_gradient(a + b + c) * 0)
-        return (a + b * (rank + 11) + c * 13 + d * (17 * rank) + e * 19 + seen).sum()
-
-
-def _ones(rank: int) -> Any:
-    return Tensor(np.full((2, 3), rank + 1.0))
-
-
-class Step(nn.Cell):
-    """A gradient whose first gradient the program gives, and a call after it."""
-
-    def __init__(self, network: Any) -> None:
-        super().__init__()
-        self.network = network
-        self.gradient = mindspore.ops.GradOperation(get_all=True, sens_param=True)
-        self.total = ops.AllReduce()
-
-    def construct(self, *operands: Any) -> Any:
-        first = mindspore.ops.ones((), mindspore.float64) * (self.network.rank + 3)
-        gradients = self.gradient(self.network)(*operands, first)
-        return (*gradients, self.total(operands[0]))
-
-
-def with_bprops(world: Group, kind: str, mode: str) -> list[Any]:
-    """Gradients of such a network, outside graphs and inside."""
-    place = place_of(world)
-    assert place is not None
-    network = Bprops(place.position)
-    operands = [_ones(place.position) * number for number in (1, 2, 3, 4)]
-    gradient = {
-        "grad": lambda: mindspore.grad(network, (0, 1, 2, 3)),
-        "value_and_grad": lambda: mindspore.value_and_grad(network, (0, 1, 2, 3)),
-        "sens_param": lambda: Step(network),
-    }[kind]
-    found = []
-    for chosen in ("PyNative", mode):
-
-        def run() -> None:
-            result = in_mode(chosen, gradient())(*operands)  # noqa: B023  (runs at once)
-            parts = result[1] if kind == "value_and_grad" else result
-            found.append([part.asnumpy() for part in parts])
-
-        with_delays(run)
-    return found
-
-
-@pytest.mark.parametrize("mode", essential(1, ["jit", "graph"]))
-@pytest.mark.parametrize("kind", essential(2, ["grad", "sens_param", "value_and_grad"]))
-def test_bprops_of_the_program_run_in_order(
-    all_worlds: worlds.Worlds, kind: str, mode: str
-) -> None:
-    for outside, inside in all_worlds.run("shm", 3, with_bprops, kind, mode):
-        assert len(outside) >= 4
-        for expected, found in zip(outside, inside, strict=True):
-            np.testing.assert_allclose(found, expected, 1e-12)
 
 
 # ---- dtypes --------------------------------------------------------------------------------------

@@ -276,7 +276,7 @@ class _Name(str):
 
 
 def _with_flags(method: Any, flags: dict[str, Any]) -> Any:
-    """The same method with the flags of its cell, such as the precision that `to_float` asks for."""
+    """The same method with the flags of its cell, such as the precision of `to_float`."""
     own = method.__func__
     function = types.FunctionType(
         own.__code__, own.__globals__, own.__name__, own.__defaults__, own.__closure__
