@@ -212,8 +212,15 @@ def of_dtype(world: Group, name: str, mode: str) -> dict[str, Any]:
     def joined(x: Any) -> Any:
         return (gather(x),)
 
+    def loss(x: Any) -> Any:
+        return (total(x) * x).sum()
+
     results = in_mode(mode, AsCell(joined if name == "bool_" else both))(x)
     assert all(result.dtype == dtype for result in results)
+    if name in ("float16", "float32", "float64"):  # one process has losses of different dtypes
+        value, gradient = in_mode(mode, mindspore.value_and_grad(loss))(x)
+        assert value.dtype == gradient.dtype == dtype
+        assert gradient.asnumpy().tolist() == [6, 6, 0]
     return {"results": [result.astype(mindspore.float32).asnumpy() for result in results]}
 
 
