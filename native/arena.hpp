@@ -83,7 +83,7 @@ struct ArenaLayout {
 };
 
 inline constexpr std::uint64_t arena_magic = 0x6f6e6f73696e75;  // "unisono"
-inline constexpr std::uint32_t arena_layout_version = 4;
+inline constexpr std::uint32_t arena_layout_version = 5;
 
 /// A part of the memfd, mapped into this process.
 class Mapping {

@@ -2,7 +2,11 @@
 #include "mailbox.hpp"
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <cstring>
+#include <new>
+#include <utility>
 
 #include "kernels.hpp"
 #include "process.hpp"
@@ -19,7 +23,18 @@ struct alignas(64) CellHeader {
     std::uint32_t context;
     std::uint32_t item_bytes;
     std::uint8_t dtype_code;
+    bool offered;  ///< an Offer follows, not the bytes of the message
 };
+
+/// Where the message is in the memory of the sender. The sender moves or withdraws it when its
+/// caller gives up: then what was read before may be wrong, and is read again.
+struct Offer {
+    std::atomic<std::uint64_t> address;  ///< 0: withdrawn
+    std::atomic<std::uint32_t> version;  ///< changes with the address
+};
+
+/// How much of an offered message is read at once.
+constexpr std::size_t piece_bytes = std::size_t{1} << 20;
 
 constexpr auto idle_time =
     std::chrono::seconds(1);  // how long the background thread waits for work
@@ -33,6 +48,17 @@ bool is_consistent(const Channel& channel) noexcept {
            channel.read.load(std::memory_order_relaxed) != read;
 }
 
+/// The memory of the sender of a message, a rank of its group, could not be read.
+std::unique_ptr<Failure> unreadable(int source, int error) {
+    return std::make_unique<Failure>(
+        FailureKind::system,
+        format("the memory of rank %d could not be read: %s; it has been freed before the message "
+               "was received, or the process has lost the permission since it started: "
+               "UNISONO_SINGLE_COPY=0 does without it",
+               source, std::strerror(error)),
+        std::vector<int>{source});
+}
+
 }  // namespace
 
 /// A message without a receive, complete or still arriving. It grows as it arrives, because its
@@ -41,12 +67,15 @@ struct Mailbox::UnexpectedMessage {
     int source;
     CellHeader header;
     std::vector<std::byte> data = {};
+    int error = 0;  ///< why the memory of the sender could not be read
 };
 
 /// The message at the head of a ring: where its bytes go.
 struct Mailbox::IncomingMessage {
     std::size_t left = 0;  ///< bytes that have not arrived; with `active`, 0 for an empty message
     bool active = false;
+    bool offered = false;
+    std::uint32_t version = 0;                      ///< of the offer that is being read
     std::shared_ptr<Transfer> transfer;             ///< to a receive,
     std::shared_ptr<UnexpectedMessage> unexpected;  ///< or into memory of ours; neither: discarded
 };
@@ -124,7 +153,8 @@ bool Mailbox::progress() {
     return moved;
 }
 
-/// Fills free cells of the ring to `peer` from its queue of sends.
+/// Fills free cells of the ring to `peer` from its queue of sends. An offered message is one cell;
+/// the next message begins when it has been read.
 bool Mailbox::push(int peer) {
     auto& queue = outgoing_[static_cast<std::size_t>(peer)];
     bool moved = false;
@@ -132,29 +162,61 @@ bool Mailbox::push(int peer) {
     const std::size_t room = arena_->cell_bytes() - sizeof(CellHeader);
     while (!queue.empty()) {
         const auto transfer = queue.front();
-        while (!transfer->begun || transfer->moved < transfer->bytes) {
+        while (!transfer->offered && (!transfer->begun || transfer->moved < transfer->bytes)) {
             const std::uint64_t written = channel.written.load(std::memory_order_relaxed);
             // acquire: pairs with the release in pull(): the receiver has emptied the cell.
             if (written - channel.read.load(std::memory_order_acquire) >= Arena::ring_cells)
                 return moved;
             std::byte* cell =
                 arena_->ring(me_, peer) + written % Arena::ring_cells * arena_->cell_bytes();
-            const std::size_t here = std::min(room, transfer->bytes - transfer->moved);
-            *reinterpret_cast<CellHeader*>(cell) = {transfer->tag, transfer->bytes,
-                                                    transfer->context, transfer->item_bytes,
-                                                    transfer->dtype_code};
-            kernels().copy(cell + sizeof(CellHeader), transfer->data + transfer->moved, here,
-                           StoreMode::plain);
-            transfer->moved += here;
+            transfer->offered = !transfer->begun && offers_memory(*transfer, peer);
+            *reinterpret_cast<CellHeader*>(cell) = {transfer->tag,        transfer->bytes,
+                                                    transfer->context,    transfer->item_bytes,
+                                                    transfer->dtype_code, transfer->offered};
+            if (transfer->offered) {
+                new (cell + sizeof(CellHeader))
+                    Offer{reinterpret_cast<std::uintptr_t>(transfer->data), 0};
+                transfer->cell = written;
+            } else {
+                const std::size_t here = std::min(room, transfer->bytes - transfer->moved);
+                kernels().copy(cell + sizeof(CellHeader), transfer->data + transfer->moved, here,
+                               StoreMode::plain);
+                transfer->moved += here;
+            }
             transfer->begun = true;
             channel.written.store(written + 1, std::memory_order_release);  // pairs with pull()
             ring(arena_->rank_info(peer).doorbell);
             moved = true;
         }
+        // acquire: pairs with the release in pull(): the receiver does not read our memory any
+        // more.
+        if (transfer->offered && channel.read.load(std::memory_order_acquire) <= transfer->cell)
+            return moved;
         queue.pop_front();
         finish(transfer, nullptr);
     }
     return moved;
+}
+
+/// Whether the receiver shall read our memory: not if the ring has room for the whole message, so
+/// that a short send never waits for its receive.
+bool Mailbox::offers_memory(const Transfer& transfer, int peer) const noexcept {
+    if (transfer.bytes <= Arena::ring_cells * (arena_->cell_bytes() - sizeof(CellHeader)))
+        return false;
+    const ReadsPeers reader = arena_->reads_peers(peer);
+    return reader >= ReadsPeers::slowly &&
+           arena_->single_copy_range(Verb::send, 2, reader == ReadsPeers::quickly)
+               .contains(transfer.bytes);
+}
+
+/// Tells the receiver of an offered message that it is somewhere else now, or (null) nowhere.
+void Mailbox::withdraw(const Transfer& transfer, const std::byte* instead) noexcept {
+    const int peer = transfer.world_peer();
+    auto& offer = *reinterpret_cast<Offer*>(
+        arena_->ring(me_, peer) + transfer.cell % Arena::ring_cells * arena_->cell_bytes() +
+        sizeof(CellHeader));
+    offer.address.store(reinterpret_cast<std::uintptr_t>(instead), std::memory_order_relaxed);
+    offer.version.fetch_add(1, std::memory_order_release);  // pairs with read_offer()
 }
 
 /// Empties cells of the ring from `source` into the receives that they belong to.
@@ -175,7 +237,10 @@ bool Mailbox::pull(int source) {
         if (!incoming.active) return moved;  // there is no receive for it yet
         const std::size_t here = std::min(room, incoming.left);
         const std::byte* payload = cell + sizeof(CellHeader);
-        if (incoming.transfer != nullptr) {
+        if (incoming.offered) {
+            if (!read_offer(source, payload)) return moved;
+            incoming.left = 0;
+        } else if (incoming.transfer != nullptr) {
             kernels().copy(incoming.transfer->data + incoming.transfer->moved, payload, here,
                            StoreMode::plain);
             incoming.transfer->moved += here;
@@ -183,7 +248,7 @@ bool Mailbox::pull(int source) {
             incoming.unexpected->data.insert(incoming.unexpected->data.end(), payload,
                                              payload + here);
         }
-        incoming.left -= here;
+        if (!incoming.offered) incoming.left -= here;
         channel.read.store(read + 1, std::memory_order_release);  // pairs with push()
         ring(arena_->rank_info(source).doorbell);
         moved = true;
@@ -191,6 +256,52 @@ bool Mailbox::pull(int source) {
         const auto transfer = std::move(incoming.transfer);
         incoming = {};
         if (transfer != nullptr) finish(transfer, nullptr);
+    }
+}
+
+/// Reads an offered message whole, in pieces; what nobody wants is not read. False if the sender
+/// has ended or withdrawn it: then trouble() tells.
+bool Mailbox::read_offer(int source, const std::byte* payload) {
+    const Offer& offer = *reinterpret_cast<const Offer*>(payload);
+    IncomingMessage& incoming = incoming_[static_cast<std::size_t>(source)];
+    for (;;) {
+        // acquire: pairs with the release in withdraw(): the address belongs to this version. What
+        // was read before, under another one, is read again.
+        const std::uint32_t version = offer.version.load(std::memory_order_acquire);
+        if (version != incoming.version) {
+            incoming.version = version;
+            if (incoming.transfer != nullptr) {
+                incoming.left += std::exchange(incoming.transfer->moved, 0);
+            } else if (incoming.unexpected != nullptr) {
+                incoming.left += incoming.unexpected->data.size();
+                incoming.unexpected->data.clear();
+            }
+        }
+        if (incoming.transfer == nullptr && incoming.unexpected == nullptr) return true;
+        const std::uint64_t address = offer.address.load(std::memory_order_relaxed);
+        if (address == 0) return false;
+        if (incoming.left == 0) return arena_->alive(source);
+        const std::size_t here = std::min(piece_bytes, incoming.left);
+        std::byte* target;
+        std::size_t done;
+        if (incoming.transfer != nullptr) {
+            done = std::exchange(incoming.transfer->moved, incoming.transfer->moved + here);
+            target = incoming.transfer->data + done;
+        } else {
+            done = incoming.unexpected->data.size();
+            incoming.unexpected->data.resize(done + here);
+            target = incoming.unexpected->data.data() + done;
+        }
+        incoming.left -= here;
+        const int error = read_memory(arena_->pid(source), address + done, target, here);
+        if (error == 0) continue;
+        if (error == ESRCH || !arena_->alive(source)) return false;
+        if (offer.version.load(std::memory_order_acquire) != incoming.version) continue;
+        const auto transfer = std::move(incoming.transfer);
+        if (incoming.unexpected != nullptr) incoming.unexpected->error = error;
+        incoming.transfer = nullptr;
+        incoming.unexpected = nullptr;  // the rest is not read
+        if (transfer != nullptr) finish(transfer, unreadable(transfer->source, error));
     }
 }
 
@@ -215,6 +326,7 @@ void Mailbox::deliver_first_cell(int source, const std::byte* cell) {
         incoming.transfer = transfer;
     }
     incoming.active = true;
+    incoming.offered = header.offered;
     incoming.left = header.bytes;
 }
 
@@ -249,6 +361,8 @@ void Mailbox::match_unexpected(const std::shared_ptr<Transfer>& transfer) {
     if (auto failure = misfit(*transfer, unexpected->source, header.dtype_code, header.item_bytes,
                               header.bytes))
         return finish(transfer, std::move(failure));
+    if (unexpected->error != 0)
+        return finish(transfer, unreadable(transfer->source, unexpected->error));
     transfer->moved = unexpected->data.size();
     if (transfer->moved != 0) std::memcpy(transfer->data, unexpected->data.data(), transfer->moved);
     if (arriving)
@@ -288,7 +402,11 @@ void Mailbox::cancel(const std::shared_ptr<Transfer>& transfer) {
         if (incoming.transfer == transfer) incoming.transfer = nullptr;
     if (!transfer->sending) return;
     auto& queue = outgoing_[static_cast<std::size_t>(transfer->world_peer())];
-    if (transfer->begun) {
+    if (transfer->offered) {
+        if (!transfer->own.empty()) return;
+        transfer->own.assign(transfer->data, transfer->data + transfer->bytes);
+        withdraw(*transfer, transfer->own.data());
+    } else if (transfer->begun) {
         transfer->own.assign(transfer->data + transfer->moved, transfer->data + transfer->bytes);
         transfer->bytes -= transfer->moved;
         transfer->data = transfer->own.data();
@@ -400,8 +518,10 @@ void Mailbox::supervise() {
         if (failure == nullptr || transfer->completion.done()) continue;
         const bool orphan = !transfer->own.empty();
         cancel(transfer);
-        if (orphan)
+        if (orphan) {
+            if (transfer->offered) withdraw(*transfer, nullptr);
             std::erase(outgoing_[static_cast<std::size_t>(transfer->world_peer())], transfer);
+        }
         finish(transfer, std::move(failure));
     }
 }
@@ -499,7 +619,10 @@ void Mailbox::close(double drain_seconds) noexcept {
                                                        "the world was closed before the "
                                                        "message had moved"));
     };
-    for (auto& queue : outgoing_) std::for_each(queue.begin(), queue.end(), end), queue.clear();
+    for (auto& queue : outgoing_) {
+        if (!queue.empty() && queue.front()->offered) withdraw(*queue.front(), nullptr);
+        std::for_each(queue.begin(), queue.end(), end), queue.clear();
+    }
     std::for_each(receives_.begin(), receives_.end(), end);
     receives_.clear();
     for (IncomingMessage& incoming : incoming_)

@@ -5,6 +5,9 @@
 // it with the first receive that was posted for it. A message without a receive stays in the ring,
 // unless a receive waits for a later one: then it is stored as an unexpected message.
 //
+// A message that is longer than the ring is one cell that says where it is, if the receiver can
+// read the memory of the sender: one copy. The send is complete when the cell has been read.
+//
 // A thread that waits makes progress for all transfers of its rank. While asynchronous transfers
 // are in progress and no thread waits, a background thread does.
 #pragma once
@@ -37,7 +40,9 @@ struct Transfer {
 
     std::size_t moved = 0;
     bool begun = false;
-    int source = -1;  ///< the sender, after the message has been matched
+    bool offered = false;    ///< the receiver reads our memory
+    std::uint64_t cell = 0;  ///< then: the number of the cell that says where
+    int source = -1;         ///< the sender, after the message has been matched
     double seconds = 0;
     Clock::time_point deadline;
     bool recorded = false;  ///< whether it appears in the log
@@ -89,7 +94,10 @@ private:
 
     bool progress();
     bool push(int peer);
+    bool offers_memory(const Transfer& transfer, int peer) const noexcept;
+    void withdraw(const Transfer& transfer, const std::byte* instead) noexcept;
     bool pull(int source);
+    bool read_offer(int source, const std::byte* cell);
     void deliver_first_cell(int source, const std::byte* cell);
     void match_unexpected(const std::shared_ptr<Transfer>& transfer);
     std::shared_ptr<Transfer> match(int source, std::uint32_t context, std::int64_t tag);

@@ -42,6 +42,7 @@ constexpr Default defaults[] = {
     {Verb::all_to_all, {32, 32, 32, 16, 32, 8192, 256}, {}},
     {Verb::reduce_scatter, {128, 64, 32, 16, 32, 0, 4096}, {4096}},
     {Verb::all_reduce, {2048}, {8192}},
+    {Verb::send, {128, 128, 128, 128, 128, 8192, 1024}, {}},
 };
 
 constexpr const char* class_names[SingleCopyTable::classes] = {"2",    "4",    "8",     "16",

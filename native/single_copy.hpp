@@ -22,7 +22,7 @@ struct SingleCopyRange {
 /// The ranges for each verb and number of ranks. A part is what one rank reads of one peer. All
 /// ranks of a job use one table: it is in the JobHeader, and rank 0 has put it there.
 struct SingleCopyTable {
-    static constexpr std::size_t verbs = static_cast<std::size_t>(Verb::barrier) + 1;
+    static constexpr std::size_t verbs = static_cast<std::size_t>(Verb::send) + 1;
     /// 2 ranks; up to 4; up to 8; up to 16; more; any number with a slow kernel; any number that
     /// have to share cores.
     static constexpr std::size_t classes = 7;
