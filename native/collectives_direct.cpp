@@ -215,14 +215,14 @@ void all_reduce_directly(Context& c) {
     bool mapped = true;
     for (int rank = 0; rank < c.n; ++rank) mapped = mapped && sources[rank].is_in_file();
     const std::size_t chunk = mapped ? direct_chunk * static_cast<std::size_t>(c.n) : total;
-    const StoreMode copied = total >= huge ? StoreMode::streaming : StoreMode::plain;
+    const StoreMode copied = total >= huge ? StoreMode::streaming : c.group.staging();
     std::optional<Offers> results;
     for (std::size_t done = 0; done < total; done += chunk) {
         const std::size_t length = std::min(chunk, total - done);
         const Slice own(length, c.n, c.me);
         const std::size_t begin = done + own.begin;
         reduce_from_peers(c, sources, c.arguments.source + begin, c.arguments.target + begin,
-                          mapped ? StoreMode::plain : c.result(total), own.length,
+                          mapped ? c.group.staging() : c.result(total), own.length,
                           [&](int) { return begin; });
         if (done == 0) {
             c.group.begin_step();
@@ -238,6 +238,7 @@ void all_reduce_directly(Context& c) {
         }
     }
     c.group.closing_barrier();
+    c.group.probe(total);
 }
 
 /// reduce: with two ranks the root reads the other's source; with more, rank r reduces slice r out
