@@ -292,9 +292,16 @@ void Arena::release_ring(int from, int to) noexcept {
 }
 
 std::size_t Arena::allocate(std::size_t bytes) {
-    const std::size_t offset =
-        header_->next_offset.fetch_add(round_up(bytes, page), std::memory_order_relaxed);
-    if (offset <= max_offset) lengthen(fd_, offset + bytes);
+    const std::size_t length = round_up(bytes, page);
+    std::uint64_t offset = header_->next_offset.fetch_add(length, std::memory_order_relaxed);
+    try {
+        if (offset <= max_offset) lengthen(fd_, offset + bytes);
+    } catch (const Failure&) {
+        // Unless another rank has taken what follows, the next one gets the same offset.
+        std::uint64_t next = offset + length;
+        header_->next_offset.compare_exchange_strong(next, offset, std::memory_order_relaxed);
+        throw;
+    }
     check_group_offset(offset, bytes);
     return offset;
 }

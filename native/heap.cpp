@@ -97,7 +97,7 @@ void* Heap::take(std::size_t bytes, bool zeroed) {
     std::unique_lock lock(registry().mutex);
     if (is_inherited() || closed_)
         throw Failure(FailureKind::closed, is_inherited() ? "this process was forked after init"
-                                                      : "the world of this rank is closed");
+                                                          : "the world of this rank is closed");
     if (const std::uintptr_t kept = take_kept(bytes); kept != 0) {
         lock.unlock();
         if (zeroed) std::memset(reinterpret_cast<void*>(kept), 0, bytes);

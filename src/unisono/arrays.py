@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 import sys
 from collections.abc import Iterator, Sequence
@@ -53,8 +54,9 @@ def empty(
             if torch is None:
                 return np.empty(size, _numpy_dtype(dtype, like))
             wanted = _torch_dtype(torch, dtype, like)
-            count = int(np.prod(size, dtype=object))
-            memory = np.empty(count * wanted.itemsize, np.uint8)
+            memory = np.empty(math.prod(size) * wanted.itemsize, np.uint8)
+        if memory.size == 0:
+            return torch.empty(size, dtype=wanted)
         return torch.from_numpy(memory).view(wanted).reshape(size)
     except MemoryError as error:
         why = "; ".join(getattr(error, "__notes__", ())) or str(error)
