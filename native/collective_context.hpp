@@ -101,11 +101,11 @@ struct Context {
         bool readable = may_read && single_copy.contains(largest);
         bool some_slot_is_empty = false;
         for (int peer = 0; peer < n; ++peer) {
-            if (!reads(peer)) continue;
             const Offer offered = group.memory(peer);
+            some_slot_is_empty = some_slot_is_empty || offered.is_empty_slot();
+            if (!reads(peer)) continue;
             mapped = mapped && offered.is_in_file();
             readable = readable && offered.is_readable();
-            some_slot_is_empty = some_slot_is_empty || offered.is_empty_slot();
         }
         return mapped || readable   ? Way::direct
                : some_slot_is_empty ? Way::staged_again
