@@ -124,9 +124,9 @@ def _torch_of(like: Any) -> ModuleType | None:
 
 def _numpy_dtype(dtype: Any, like: Any) -> np.dtype[Any]:
     if dtype is None:
-        return like.dtype if isinstance(like, np.ndarray) else np.dtype(np.float64)
+        dtype = like.dtype if isinstance(like, np.ndarray) else np.float64
     try:
-        found = np.dtype(dtype)
+        found: np.dtype[Any] = np.dtype(dtype)
     except TypeError as error:
         raise ArgumentTypeError(f"dtype is {dtype!r}: {error}") from error
     if found.hasobject:
