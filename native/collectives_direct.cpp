@@ -28,23 +28,35 @@ std::size_t total_bytes(const Context& c, const std::vector<std::uint64_t>& coun
 
 /// What all ranks have offered in a step, kept beyond it.
 struct Offers {
-    explicit Offers(const Context& c) {
-        for (int rank = 0; rank < c.n; ++rank)
-            of[static_cast<std::size_t>(rank)] = c.group.memory(rank);
+    explicit Offers(const Context& c) : ranks(static_cast<std::size_t>(c.n)) {
+        for (std::size_t rank = 0; rank < ranks; ++rank)
+            of[rank] = c.group.memory(static_cast<int>(rank));
     }
 
     Offer operator[](int rank) const { return of[static_cast<std::size_t>(rank)]; }
 
+    /// Whether all sources are in memory that we have mapped, or all results.
+    bool all_in_file() const {
+        return std::all_of(of.begin(), of.begin() + ranks,
+                           [](Offer offer) { return offer.is_in_file(); });
+    }
+    bool all_results_in_file() const {
+        return std::all_of(of.begin(), of.begin() + ranks,
+                           [](Offer offer) { return offer.has_result_in_file(); });
+    }
+
+    std::size_t ranks;
     std::array<Offer, max_ranks> of;
 };
 
 /// Reduces `bytes` of all ranks, in rank order: ours at `own`, those of a peer `offset(peer)`
-/// behind what it has offered. Memory that we have mapped is reduced where it is; pieces of other
-/// memory are read into scratch memory that stays in the cache of this core, and reduced from
-/// there.
+/// behind what it has offered; into `target`, and `also` unless it is null. Memory that we have
+/// mapped is reduced where it is; pieces of other memory are read into scratch memory that stays in
+/// the cache of this core, and reduced from there.
 template <class Offset>
 void reduce_from_peers(Context& c, const Offers& offers, const std::byte* own, std::byte* target,
-                       StoreMode store, std::size_t bytes, Offset offset) {
+                       StoreMode store, std::size_t bytes, Offset offset,
+                       std::byte* also = nullptr) {
     constexpr std::size_t cache = std::size_t{512} << 10;
     int unmapped = 0;
     for (int peer = 0; peer < c.n; ++peer)
@@ -69,7 +81,8 @@ void reduce_from_peers(Context& c, const Offers& offers, const std::byte* own, s
             c.from[static_cast<std::size_t>(peer)] = part;
         }
         c.from[static_cast<std::size_t>(c.me)] = own + done;
-        reduce_into(c, target + done, store, nullptr, StoreMode::plain, c.from.data(), length);
+        reduce_into(c, target + done, store, also == nullptr ? nullptr : also + done,
+                    c.group.staging(), c.from.data(), length);
     }
 }
 
@@ -95,19 +108,20 @@ void Context::find_offer(std::size_t bytes) {
     const bool has_parts = arguments.verb == Verb::scatter || arguments.verb == Verb::all_to_all ||
                            arguments.verb == Verb::reduce_scatter;
     const std::size_t length = has_parts ? total_bytes(*this, arguments.sends) : share();
-    const bool reads_result = arguments.verb == Verb::all_reduce;
     const bool asks_kernel = may_read && bytes >= single_copy.from &&
                              (!arguments.sends.empty() || bytes < single_copy.below);
     const Arena& arena = group.arena();
     // Nobody reads an empty source, which may have no address.
     const std::uint64_t offset = length == 0 ? 0 : Heap::find(arena, arguments.source, length);
-    if (offset != Heap::nowhere &&
-        (!reads_result || Heap::find(arena, arguments.target, length) != Heap::nowhere))
+    if (offset != Heap::nowhere)
         offer.word = Offer::in_file | offset;
     else if (may_read && (asks_kernel || !arguments.sends.empty()))
         offer.word = reinterpret_cast<std::uintptr_t>(arguments.source);
     if (offer.is_readable() && (asks_kernel || (offer.is_in_file() && bytes >= mapped_from)))
         offer.word |= Offer::slot_is_empty;
+    if (arguments.verb == Verb::all_reduce && offer.is_in_file() &&
+        Heap::find(arena, arguments.target, length) != Heap::nowhere)
+        offer.word |= Offer::result_in_file;
 }
 
 Offer Context::result_offer() const {
@@ -204,6 +218,38 @@ void reduce_scatter_directly(Context& c) {
     c.group.closing_barrier();
 }
 
+namespace {
+
+/// all_reduce, if sources are mapped but not all results are: rank r reduces slice r out of all
+/// sources into its result and its slot; barrier; copy the other slices out. Barriers: 1 + 1 a
+/// chunk. Bytes staged: S/P; read from peers: 2(P-1)/P S.
+void all_reduce_by_slots(Context& c, const Offers& sources) {
+    const std::size_t total = c.share();
+    const std::size_t chunk = c.chunk(total);
+    const StoreMode result = c.result(total);
+    c.group.commit_slot(std::min(chunk, total));
+    for (std::size_t done = 0; done < total; done += chunk) {
+        const std::size_t length = std::min(chunk, total - done);
+        const Slice own(length, c.n, c.me);
+        const std::size_t begin = done + own.begin;
+        std::byte* const target = c.arguments.target + done;
+        c.group.begin_step();
+        reduce_from_peers(
+            c, sources, c.arguments.source + begin, target + own.begin, result, own.length,
+            [&](int) { return begin; }, c.group.slot(c.me) + own.begin);
+        c.group.barrier();
+        for (int i = 1; i < c.n; ++i) {
+            const int peer = (c.me + i) % c.n;
+            const Slice theirs(length, c.n, peer);
+            c.k.copy(target + theirs.begin, c.group.slot(peer) + theirs.begin, theirs.length,
+                     result);
+        }
+    }
+    c.group.probe(total);
+}
+
+}  // namespace
+
 /// all_reduce: rank r reduces slice r out of all sources into its own result; barrier, the first of
 /// which carries where the results are; read the other slices. In place a rank only writes its own
 /// slice before that barrier, which no other rank reads. Memory that is mapped goes in chunks, so
@@ -212,8 +258,8 @@ void reduce_scatter_directly(Context& c) {
 void all_reduce_directly(Context& c) {
     const std::size_t total = c.share();
     const Offers sources(c);
-    bool mapped = true;
-    for (int rank = 0; rank < c.n; ++rank) mapped = mapped && sources[rank].is_in_file();
+    const bool mapped = sources.all_in_file();
+    if (mapped && !sources.all_results_in_file()) return all_reduce_by_slots(c, sources);
     const std::size_t chunk = mapped ? direct_chunk * static_cast<std::size_t>(c.n) : total;
     const StoreMode copied = total >= huge ? StoreMode::streaming : c.group.staging();
     std::optional<Offers> results;

@@ -67,17 +67,22 @@ enum class LeaveReason : std::uint32_t {
 };
 
 /// What a rank publishes about its own memory: 0 if peers cannot read it, else an address, or with
-/// `in_file` an offset in the file of the job; and whether it has left its slot empty.
+/// `in_file` an offset in the file of the job; whether its result is in the file, too; and whether
+/// it has left its slot empty.
 struct Offer {
     static constexpr std::uint64_t in_file = std::uint64_t{1} << 63;
     static constexpr std::uint64_t slot_is_empty = std::uint64_t{1} << 62;
+    static constexpr std::uint64_t result_in_file = std::uint64_t{1} << 61;
 
     std::uint64_t word = 0;
 
     bool is_readable() const noexcept { return (word & ~slot_is_empty) != 0; }
     bool is_in_file() const noexcept { return (word & in_file) != 0; }
+    bool has_result_in_file() const noexcept { return (word & result_in_file) != 0; }
     bool is_empty_slot() const noexcept { return (word & slot_is_empty) != 0; }
-    std::uint64_t place() const noexcept { return word & ~(in_file | slot_is_empty); }
+    std::uint64_t place() const noexcept {
+        return word & ~(in_file | slot_is_empty | result_in_file);
+    }
 };
 
 /// The members of a group; messages in progress keep it alive after the group.
