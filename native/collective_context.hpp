@@ -29,8 +29,10 @@ inline constexpr std::size_t huge = std::size_t{8}
                                     << 20;  ///< larger than the caches that ranks share
 
 /// Bytes of a part from which on the direct way pays in memory that peers have mapped: one copy
-/// less is worth one more barrier.
-inline constexpr std::size_t mapped_from = std::size_t{16} << 10;
+/// less is worth one more barrier, which costs more with more ranks.
+constexpr std::size_t mapped_from_bytes(int ranks) {
+    return std::size_t{ranks <= 4 ? 16u : 32u} << 10;
+}
 
 /// How the parts of a call travel.
 enum class Way : unsigned char { staged, staged_again, direct };
@@ -44,7 +46,8 @@ struct Context {
           me(group.rank()),
           n(group.size()),
           may_read(group.reads_peers()),
-          single_copy(group.single_copy_range(arguments.verb)) {}
+          single_copy(group.single_copy_range(arguments.verb)),
+          mapped_from(mapped_from_bytes(n)) {}
 
     Group& group;
     const CallArguments& arguments;
@@ -52,7 +55,8 @@ struct Context {
     int me;
     int n;
     bool may_read;                ///< whether all members knew before this call that they can
-    SingleCopyRange single_copy;  ///< sizes of parts that take the direct way
+    SingleCopyRange single_copy;  ///< sizes of parts that take the direct way by the kernel
+    std::size_t mapped_from;      ///< and in memory that is mapped
 
     /// Bytes of this rank's own share.
     std::size_t share() const { return arguments.count * arguments.item_bytes; }

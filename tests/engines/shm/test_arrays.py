@@ -198,6 +198,32 @@ start_reduce(world, array, True)
 say(right=bool((array == 3).all()))
 """
 
+#: Two groups, calls in the background, and a group without the rank that has died.
+GROUPS = """
+import unisono
+world = groups.init("shm", 60)
+half = world.split([0, 2]) if rank != 1 else world.split([1])
+array = unisono.empty(200_000)
+for turn in range(5):
+    array[:] = rank + 1
+    work = start_reduce(half, array)
+    other = unisono.empty(50_000)
+    other[:] = turn + rank
+    both = start_reduce(world, other)
+    work.wait(), both.wait()
+    assert (array == (4 if rank != 1 else 2)).all()
+    assert (other == 3 * turn + 3).all()
+say(done=True)
+hear()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+fault(lambda: start_reduce(world, array, True))
+smaller = world.shrink()
+array[:] = rank + 1
+start_reduce(smaller, array, True)
+say(right=bool((array == 4).all()))
+"""
+
 REFUSED = """
 import unisono
 say(**fault(lambda: unisono.empty(3)))
@@ -337,6 +363,14 @@ def test_numpys_own_allocator() -> None:
 def test_a_forked_child_has_its_own_values() -> None:
     with Ranks(2, FORKED, UNISONO_SINGLE_COPY="0") as job:
         assert job.read_all() == [{"right": True}] * 2
+
+
+def test_groups_and_survivors() -> None:
+    with Ranks(3, GROUPS, UNISONO_SINGLE_COPY="0") as job:
+        assert job.read_all() == [{"done": True}] * 3
+        for rank in range(3):
+            job[rank].tell()
+        assert job.read_all(0, 2) == [{"right": True}] * 2
 
 
 def test_what_is_refused() -> None:
