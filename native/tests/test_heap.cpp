@@ -155,4 +155,5 @@ int main() {
     test_close();
     test_fork();
     for (const int size : {2, 3, 5}) test_collectives(size);
+    std::puts("heap: ok");
 }
