@@ -26,8 +26,6 @@ namespace unisono {
 namespace {
 
 constexpr std::size_t unlimited = ~std::size_t{0} >> 2;  // if the kernel names no limit
-constexpr std::size_t max_group_offset =
-    std::size_t{1} << 44;  // of groups: a Record has 32 bits for a page number
 
 /// The number after `pattern` in a file of the kernel, or `otherwise`.
 std::size_t read_number(const std::string& path, const char* pattern, std::size_t otherwise) {
@@ -88,8 +86,7 @@ std::size_t available_memory() {
 }
 
 void commit_pages(int fd, std::size_t offset, std::size_t bytes) {
-    const std::size_t available = available_memory();
-    if (bytes > available) throw_no_memory(bytes, "too little is available");
+    Arena::check_available(bytes);
     for (;;) {
         if (fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0) return;
         if (errno != EINTR) throw_no_memory(bytes, std::strerror(errno));
@@ -125,9 +122,9 @@ ArenaLayout::ArenaLayout(int size) {
     world = round_up(rings + n * n * Arena::ring_cells * cell, std::size_t{2} << 20);
 }
 
-Mapping::Mapping(int fd, std::size_t offset, std::size_t bytes) : bytes_(bytes) {
-    void* address =
-        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(offset));
+Mapping::Mapping(int fd, std::size_t offset, std::size_t bytes, bool writable) : bytes_(bytes) {
+    void* address = mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED,
+                         fd, static_cast<off_t>(offset));
     if (address == MAP_FAILED) throw_system_error("mapping shared memory");
     data_ = static_cast<std::byte*>(address);
 }
@@ -295,11 +292,22 @@ void Arena::release_ring(int from, int to) noexcept {
 }
 
 std::size_t Arena::allocate(std::size_t bytes) {
-    const std::size_t offset =
-        header_->next_offset.fetch_add(round_up(bytes, page), std::memory_order_relaxed);
-    if (offset <= max_group_offset) lengthen(fd_, offset + bytes);
+    const std::size_t length = round_up(bytes, page);
+    std::uint64_t offset = header_->next_offset.fetch_add(length, std::memory_order_relaxed);
+    try {
+        if (offset <= max_offset) lengthen(fd_, offset + bytes);
+    } catch (const Failure&) {
+        // Unless another rank has taken what follows, the next one gets the same offset.
+        std::uint64_t next = offset + length;
+        header_->next_offset.compare_exchange_strong(next, offset, std::memory_order_relaxed);
+        throw;
+    }
     check_group_offset(offset, bytes);
     return offset;
+}
+
+void Arena::check_available(std::size_t bytes) {
+    if (bytes > available_memory()) throw_no_memory(bytes, "too little is available");
 }
 
 void Arena::commit(std::size_t offset, std::size_t bytes) {
@@ -318,7 +326,7 @@ void Arena::release(std::size_t offset, std::size_t bytes) noexcept {
 }
 
 void Arena::check_group_offset(std::size_t offset, std::size_t bytes) const {
-    if (offset < world_offset_ || offset > max_group_offset || offset % page != 0 ||
+    if (offset < world_offset_ || offset > max_offset || offset % page != 0 ||
         offset + bytes > length_of(fd_))
         throw damaged(format("there can be no group at offset %zu", offset));
 }
@@ -339,6 +347,23 @@ void Arena::forget(std::size_t offset) {
     const std::lock_guard lock(mutex_);
     const auto found = mappings_.find(offset);
     if (found != mappings_.end() && found->second.expired()) mappings_.erase(found);
+}
+
+void Arena::extend_view(std::uint64_t offset, std::size_t bytes) {
+    const std::size_t length = length_of(fd_);
+    if (offset < world_offset_ || offset > length || bytes > length - offset)
+        throw damaged(format("a rank has published memory at offset %llu",
+                             static_cast<unsigned long long>(offset)));
+    const std::lock_guard lock(mutex_);
+    // Beyond the end of the file nobody reads, until the file has grown.
+    if (views_.empty() || views_.back()->bytes() < length) {
+        views_.push_back(std::make_unique<Mapping>(fd_, 0, 2 * std::bit_ceil(length), false));
+        madvise(views_.back()->data(), views_.back()->bytes(), MADV_DONTDUMP);
+        view_.store(views_.back()->data(), std::memory_order_relaxed);
+    }
+    // release: pairs with look_at(). The file never gets shorter.
+    viewed_.store(std::max(length, viewed_.load(std::memory_order_relaxed)),
+                  std::memory_order_release);
 }
 
 bool Arena::alive(int rank) noexcept {

@@ -88,7 +88,8 @@ inline constexpr std::uint32_t arena_layout_version = 5;
 /// A part of the memfd, mapped into this process.
 class Mapping {
 public:
-    Mapping(int fd, std::size_t offset, std::size_t bytes);
+    /// `writable` says whether we may change it.
+    Mapping(int fd, std::size_t offset, std::size_t bytes, bool writable = true);
     ~Mapping();
     Mapping(const Mapping&) = delete;
     Mapping& operator=(const Mapping&) = delete;
@@ -160,6 +161,9 @@ public:
     /// Reserves an offset for a new group, and makes the file long enough for it.
     std::size_t allocate(std::size_t bytes);
 
+    /// Throws Failure(memory), with sizes, if the host has not so much left.
+    static void check_available(std::size_t bytes);
+
     /// Asks the kernel for pages; throws Failure(memory), with sizes, if there are none.
     void commit(std::size_t offset, std::size_t bytes);
 
@@ -175,6 +179,15 @@ public:
 
     /// Forgets a mapping that nobody uses any more.
     void forget(std::size_t offset);
+
+    /// Memory of the file, for reading: what another rank has published. The whole file is mapped
+    /// once, and again when it has grown; that takes no memory, and what its owner frees is gone
+    /// here, too. Throws Failure(system) if nothing can be there.
+    const std::byte* look_at(std::uint64_t offset, std::size_t bytes) {
+        // acquire: pairs with extend_view(), which sets the view first.
+        if (offset + bytes > viewed_.load(std::memory_order_acquire)) extend_view(offset, bytes);
+        return view_.load(std::memory_order_relaxed) + offset;
+    }
 
     /// Whether the process of a rank exists. A stopped process does.
     bool alive(int rank) noexcept;
@@ -226,8 +239,12 @@ private:
     /// still closes it.
     Arena(int fd, AdoptFd) noexcept : fd_(fd) {}
 
+    /// Offsets in the file stay below, also because a Record has 32 bits for a page number.
+    static constexpr std::uint64_t max_offset = std::uint64_t{1} << 44;
+
     void open_handles(int rank);
     void probe_peers(int rank);
+    void extend_view(std::uint64_t offset, std::size_t bytes);
 
     std::size_t ring_offset(int from, int to) const noexcept {
         return rings_offset_ +
@@ -249,8 +266,11 @@ private:
     std::vector<int> handles_;  ///< by rank: a pidfd, -1 for this process, -2 if it had ended
     std::vector<pid_t> pids_;   ///< by rank: a copy, so that no other process is ever read
     std::vector<std::uint64_t> probe_words_;  ///< by rank, for peers to read
-    std::mutex mutex_;                        ///< guards handles_ and mappings_
+    std::mutex mutex_;                        ///< guards handles_, mappings_ and views_
     std::map<std::size_t, std::weak_ptr<Mapping>> mappings_;
+    std::vector<std::unique_ptr<Mapping>> views_;  ///< of the whole file; a call may use an old one
+    std::atomic<const std::byte*> view_{nullptr};  ///< the last of them
+    std::atomic<std::uint64_t> viewed_{0};         ///< bytes of the file that it surely shows
 };
 
 }  // namespace unisono

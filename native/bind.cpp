@@ -1,6 +1,6 @@
 // native/bind.cpp: the Python module. Converts arguments, releases the GIL, calls one function, and
-// raises a Failure as a class of unisono.errors. Only this file, fast_call.cpp, tensor.cpp and the
-// headers python_call.hpp and call_site.hpp use Python.
+// raises a Failure as a class of unisono.errors. Only this file, fast_call.cpp, tensor.cpp,
+// numpy_allocator.cpp and the headers python_call.hpp and call_site.hpp use Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -15,6 +15,7 @@
 #include "communicator.hpp"
 #include "inspector.hpp"
 #include "kernels.hpp"
+#include "numpy_allocator.hpp"
 #include "python_call.hpp"
 #include "python_visit.hpp"
 
@@ -216,6 +217,12 @@ nb::object tensor_extractor(nb::object tensor_type, nb::object failure_type, nb:
     });
 }
 
+/// An object that NumPy's C functions made, or their error.
+nb::object owned(PyObject* object) {
+    if (object == nullptr) throw nb::python_error();
+    return nb::steal(object);
+}
+
 /// The numeric codes that Python passes to us, by name.
 nb::dict codes() {
     nb::dict dtypes, operators, verbs, all;
@@ -252,6 +259,10 @@ NB_MODULE(_native, m) {
         [](int size) { return guarded([&] { return SharedJob::create(size); }); }, "size"_a);
     m.def("instruction_set", [] { return guarded([] { return kernels().isa; }); });
     m.def("codes", &codes);
+    m.def(
+        "set_array_handler",
+        [](nb::object handler) { return owned(set_array_handler(handler.ptr())); }, "handler"_a);
+    m.def("take_refusal", [] { return text_or_none(take_refusal()); });
     nb::class_<CallHandle>(m, "CallHandle")
         .def("done", [](const CallHandle& self) { return self.completion->done(); })
         .def("wait", &CallHandle::wait, "seconds"_a)
@@ -277,6 +288,17 @@ NB_MODULE(_native, m) {
              [](const SharedJob& self) { self.arena()->finish_trace_write(); })
         .def("trace_is_written",
              [](const SharedJob& self) { return self.arena()->trace_is_written(); })
+        .def(
+            "array_handler",
+            [](SharedJob& self, std::size_t minimum) {
+                return owned(make_array_handler(guarded([&] { return self.heap(); }), minimum));
+            },
+            "minimum"_a)
+        .def("array_bytes",
+             [](SharedJob& self) {
+                 const auto heap = guarded([&] { return self.heap(); });
+                 return nb::make_tuple(heap->used_bytes(), heap->kept_bytes());
+             })
         .def("world_offset", [](const SharedJob& self) { return self.arena()->world_offset(); })
         .def(
             "close", [](SharedJob& self, double seconds) { guarded([&] { self.close(seconds); }); },

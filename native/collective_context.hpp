@@ -6,10 +6,13 @@
 //            chunks, one step of the group for each.
 //   direct   peers read it where it is (collectives_direct.cpp): one copy.
 //
-// All ranks must go the same way. The sizes in the table of the job decide, and all ranks know them
-// after the consistency check. Before it, a rank knows its own parts alone: if one of them is long
-// enough for the direct way, it need not fill its slot. After it, all know whether some rank may
-// have left its slot empty; if the direct way is closed then, they begin again, staged.
+// All ranks must go the same way. Sizes decide, and where the parts are: in memory that peers have
+// mapped (heap.hpp) the direct way pays from `mapped_from` bytes on; elsewhere the table of the job
+// says where it pays to ask the kernel. Before the consistency check a rank knows its own parts
+// alone: if one of them is long enough for the direct way, it need not fill its slot. With its call
+// it publishes where its parts are, and whether its slot is empty (Offer). After the check all know
+// all sizes and all offers. If some part cannot be read, and some slot is empty, they begin again,
+// staged.
 #pragma once
 
 #include <algorithm>
@@ -25,6 +28,12 @@ inline constexpr std::size_t line = 64;
 inline constexpr std::size_t huge = std::size_t{8}
                                     << 20;  ///< larger than the caches that ranks share
 
+/// Bytes of a part from which on the direct way pays in memory that peers have mapped: one copy
+/// less is worth one more barrier, which costs more with more ranks.
+constexpr std::size_t mapped_from_bytes(int ranks) {
+    return std::size_t{ranks <= 4 ? 16u : 32u} << 10;
+}
+
 /// How the parts of a call travel.
 enum class Way : unsigned char { staged, staged_again, direct };
 
@@ -37,7 +46,8 @@ struct Context {
           me(group.rank()),
           n(group.size()),
           may_read(group.reads_peers()),
-          single_copy(group.single_copy_range(arguments.verb)) {}
+          single_copy(group.single_copy_range(arguments.verb)),
+          mapped_from(mapped_from_bytes(n)) {}
 
     Group& group;
     const CallArguments& arguments;
@@ -45,7 +55,8 @@ struct Context {
     int me;
     int n;
     bool may_read;                ///< whether all members knew before this call that they can
-    SingleCopyRange single_copy;  ///< sizes of parts that take the direct way
+    SingleCopyRange single_copy;  ///< sizes of parts that take the direct way by the kernel
+    std::size_t mapped_from;      ///< and in memory that is mapped
 
     /// Bytes of this rank's own share.
     std::size_t share() const { return arguments.count * arguments.item_bytes; }
@@ -69,23 +80,40 @@ struct Context {
         return largest * arguments.item_bytes;
     }
 
-    /// Before the first barrier: whether this rank need not fill its slot.
-    bool leaves_slot_empty() const {
+    /// Before the first barrier: finds out what this rank offers to its peers. That is nothing for
+    /// short parts; if counts differ by rank, the parts of others may be longer.
+    void make_offer() {
         const std::size_t bytes = own_largest();
-        return may_read && bytes >= single_copy.from &&
-               (!arguments.sends.empty() || bytes < single_copy.below);
+        if (bytes >= std::min<std::size_t>(mapped_from, single_copy.from) ||
+            !arguments.sends.empty())
+            find_offer(bytes);
     }
+
+    /// The same for our result, after the first barrier.
+    Offer result_offer() const;
+
+    /// Whether this rank need not fill its slot.
+    bool leaves_slot_empty() const { return offer.is_empty_slot(); }
 
     /// After the first barrier: which way all ranks go. `reads(peer)`: whether any rank reads the
     /// memory of this one.
     template <class Reads>
     Way way(Reads reads) const {
         const std::size_t largest = group.largest_share() * arguments.item_bytes;
-        if (!may_read || largest < single_copy.from) return Way::staged;
-        if (largest >= single_copy.below) return group.uneven() ? Way::staged_again : Way::staged;
-        for (int peer = 0; peer < n; ++peer)
-            if (reads(peer) && group.memory(peer) == 0) return Way::staged_again;
-        return Way::direct;
+        if (largest < std::min<std::size_t>(mapped_from, single_copy.from)) return Way::staged;
+        bool mapped = largest >= mapped_from;
+        bool readable = may_read && single_copy.contains(largest);
+        bool some_slot_is_empty = false;
+        for (int peer = 0; peer < n; ++peer) {
+            const Offer offered = group.memory(peer);
+            some_slot_is_empty = some_slot_is_empty || offered.is_empty_slot();
+            if (!reads(peer)) continue;
+            mapped = mapped && offered.is_in_file();
+            readable = readable && offered.is_readable();
+        }
+        return mapped || readable   ? Way::direct
+               : some_slot_is_empty ? Way::staged_again
+                                    : Way::staged;
     }
 
     /// Results that are too large for the cache are stored past it, unless they replace the source.
@@ -129,9 +157,9 @@ struct Context {
     /// The first barrier of the call: the caller has filled its slot, or peers may read its memory.
     void first_barrier();
 
-    /// Where peers may read our source during the call, while we write our target: 0 if that would
-    /// change the source.
-    std::uint64_t readable_source() const;
+    /// Whether our source stays as it is while we write our target.
+    bool source_stays() const;
+    void find_offer(std::size_t bytes);
 
     /// The cell for us in the slot of another rank.
     const std::byte* cell_for_me(int rank) const {
@@ -146,6 +174,7 @@ struct Context {
         return from.data();
     }
 
+    Offer offer;  ///< see make_offer()
     std::array<const void*, max_ranks> from;
 };
 
@@ -194,5 +223,6 @@ void scatter_directly(Context& c);
 void all_to_all_directly(Context& c);
 void reduce_scatter_directly(Context& c);
 void all_reduce_directly(Context& c);
+void reduce_directly(Context& c);
 
 }  // namespace unisono

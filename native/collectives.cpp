@@ -11,7 +11,12 @@ std::size_t piece(std::size_t total, std::size_t index, std::size_t size) {
     return begin >= total ? 0 : std::min(size, total - begin);
 }
 
+/// Whose memory is read on the direct way, if it is that of all ranks.
+constexpr auto everybody = [](int) { return true; };
+
 // ---- all_reduce --------------------------------------------------------------------------------
+
+void all_reduce_sliced(Context& c, bool begun);
 
 /// One-shot: stage everything, then every rank reduces everything. Barriers: 1.
 /// Bytes staged: S; read from peers: (P-1)S. Best for short buffers, where latency matters.
@@ -21,6 +26,7 @@ void all_reduce_once(Context& c) {
     c.group.commit_slot(bytes);
     c.k.copy(c.group.slot(c.me), c.arguments.source, bytes, c.group.staging());
     c.first_barrier();
+    if (c.way(everybody) == Way::staged_again) return all_reduce_sliced(c, true);
     reduce_into(c, c.arguments.target, StoreMode::plain, nullptr, StoreMode::plain,
                 c.sources(c.arguments.source, 0), bytes);
     c.group.probe(bytes);
@@ -44,10 +50,12 @@ void all_reduce_sliced(Context& c, bool begun) {
         c.k.copy(slot, source, own.begin, c.group.staging());
         const std::size_t end = own.begin + own.length;
         c.k.copy(slot + end, source + end, length - end, c.group.staging());
-        if (done == 0 && !begun)
+        if (done == 0 && !begun) {
             c.first_barrier();
-        else
+            if (c.way(everybody) == Way::staged_again) return all_reduce_sliced(c, true);
+        } else {
             c.group.barrier();
+        }
         reduce_into(c, target + own.begin, result, slot + own.begin, c.group.staging(),
                     c.sources(source + own.begin, own.begin), own.length);
         c.group.barrier();
@@ -66,7 +74,7 @@ void all_reduce(Context& c) {
     if (c.leaves_slot_empty()) {
         c.group.begin_step();
         c.first_barrier();
-        if (c.way([](int) { return true; }) == Way::direct) return all_reduce_directly(c);
+        if (c.way(everybody) == Way::direct) return all_reduce_directly(c);
         return all_reduce_sliced(c, true);
     }
     if (c.share() <= std::min(limit, c.group.slot_bytes()))
@@ -78,8 +86,9 @@ void all_reduce(Context& c) {
 // ---- reduce ------------------------------------------------------------------------------------
 
 /// The root reduces directly from the slots. Barriers: 1 a chunk. Bytes staged by each other
-/// rank: S; read by the root: (P-1)S. Best for short buffers and for two ranks.
-void reduce_at_root(Context& c) {
+/// rank: S; read by the root: (P-1)S. Best for short buffers and for two ranks. `begun`: the first
+/// barrier is behind us.
+void reduce_at_root(Context& c, bool begun) {
     const bool root = c.me == c.arguments.root;
     const std::size_t total = c.share();
     const std::size_t chunk = c.chunk(total);
@@ -91,10 +100,12 @@ void reduce_at_root(Context& c) {
             c.group.commit_slot(length);
             c.k.copy(c.group.slot(c.me), c.arguments.source + done, length, c.group.staging());
         }
-        if (done == 0)
+        if (done == 0 && !begun) {
             c.first_barrier();
-        else
+            if (c.way(everybody) == Way::staged_again) return reduce_at_root(c, true);
+        } else {
             c.group.barrier();
+        }
         if (root)
             reduce_into(c, c.arguments.target + done, c.result(total), nullptr, StoreMode::plain,
                         c.sources(c.arguments.source + done, 0), length);
@@ -103,8 +114,9 @@ void reduce_at_root(Context& c) {
     c.group.probe(total);
 }
 
-/// Like the two-shot all_reduce, but only the root copies slices out. Barriers: 2 a chunk.
-void reduce_sliced(Context& c) {
+/// Like the two-shot all_reduce, but only the root copies slices out. Barriers: 2 a chunk. `begun`:
+/// the first barrier is behind us.
+void reduce_sliced(Context& c, bool begun) {
     const bool root = c.me == c.arguments.root;
     const std::size_t total = c.share();
     const std::size_t chunk = c.chunk(total);
@@ -118,10 +130,12 @@ void reduce_sliced(Context& c) {
         std::byte* slot = c.group.slot(c.me);
         c.k.copy(slot, source, own.begin, c.group.staging());
         c.k.copy(slot + end, source + end, length - end, c.group.staging());
-        if (done == 0)
+        if (done == 0 && !begun) {
             c.first_barrier();
-        else
+            if (c.way(everybody) == Way::staged_again) return reduce_sliced(c, true);
+        } else {
             c.group.barrier();
+        }
         std::byte* to = root ? c.arguments.target + done : slot;
         reduce_into(c, to + own.begin, root ? StoreMode::plain : c.group.staging(), nullptr,
                     StoreMode::plain, c.sources(source + own.begin, own.begin), own.length);
@@ -138,10 +152,16 @@ void reduce_sliced(Context& c) {
 }
 
 void reduce(Context& c) {
+    const bool begun = c.leaves_slot_empty();
+    if (begun) {
+        c.group.begin_step();
+        c.first_barrier();
+        if (c.way(everybody) == Way::direct) return reduce_directly(c);
+    }
     if (c.n == 2 || c.share() <= (std::size_t{32} << 10))
-        reduce_at_root(c);
+        reduce_at_root(c, begun);
     else
-        reduce_sliced(c);
+        reduce_sliced(c, begun);
 }
 
 // ---- collectives on parts: one loop over steps; their number is known after the first barrier --
@@ -294,7 +314,7 @@ void all_to_all(Context& c) {
                          c.cell_for_me(peer), piece(c.bytes(peer, c.me), step, cell), result);
             }
         },
-        [](int) { return true; }, all_to_all_directly);
+        everybody, all_to_all_directly);
 }
 
 /// reduce_scatter: like all_to_all, but what arrives is reduced in rank order. Barriers: 1 a chunk.
@@ -312,7 +332,7 @@ void reduce_scatter(Context& c) {
             reduce_into(c, c.arguments.target + step * cell, StoreMode::plain, nullptr,
                         StoreMode::plain, c.from.data(), length);
         },
-        [](int) { return true; }, reduce_scatter_directly);
+        everybody, reduce_scatter_directly);
 }
 
 void barrier(Context& c) {
@@ -341,6 +361,7 @@ void run_alone(Context& c) {
 void run_collective(Group& group, const CallArguments& arguments) {
     Context c(group, arguments);
     if (group.size() == 1) return run_alone(c);
+    c.make_offer();
     switch (arguments.verb) {
         case Verb::broadcast:
             return broadcast(c);

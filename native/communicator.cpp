@@ -70,12 +70,14 @@ int SharedJob::create(int size) {
     return fd;
 }
 
-SharedJob::SharedJob(int fd, int rank) : rank_(rank), arena_(std::make_shared<Arena>(fd)) {
+SharedJob::SharedJob(int fd, int rank)
+    : rank_(rank), arena_(std::make_shared<Arena>(fd)), heap_(std::make_shared<Heap>(arena_)) {
     kernels();  // throws for a wrong UNISONO_ISA, before the others see us
     arena_->register_rank(rank);
 }
 
 SharedJob::~SharedJob() {
+    heap_->close();
     if (fork_guard_.in_forked_child()) static_cast<void>(mailbox_.release());
 }
 
@@ -96,6 +98,7 @@ void SharedJob::announce_exit() noexcept {
 
 void SharedJob::close(double drain_seconds) noexcept {
     if (mailbox_ != nullptr && !fork_guard_.in_forked_child()) mailbox_->close(drain_seconds);
+    heap_->close();
 }
 
 Communicator::Communicator(std::shared_ptr<SharedJob> job, std::size_t offset, int rank, int size)

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "heap.hpp"
 #include "inspector.hpp"
 #include "mailbox.hpp"
 
@@ -50,12 +51,19 @@ public:
     std::unique_ptr<JobInspector> inspector() const;
 
     const std::shared_ptr<Arena>& arena() const noexcept { return arena_; }
+
+    /// The memory of this rank's arrays. Throws Failure(closed) in a forked child.
+    const std::shared_ptr<Heap>& heap() const {
+        fork_guard_.check();
+        return heap_;
+    }
     Mailbox& mailbox() const noexcept { return *mailbox_; }
 
 private:
     ForkGuard fork_guard_;
     int rank_;
     std::shared_ptr<Arena> arena_;
+    std::shared_ptr<Heap> heap_;
     std::unique_ptr<Mailbox> mailbox_;
 };
 

@@ -174,11 +174,16 @@ void Group::publish(const CallArguments& arguments) {
         uneven ? print + static_cast<std::uint64_t>(rank_) + 1 : print, std::memory_order_relaxed);
 }
 
-void Group::read_peer(int peer, std::size_t offset, std::byte* target, std::size_t bytes) {
+void Group::read_peer(int peer, Offer offer, std::size_t offset, std::byte* target,
+                      std::size_t bytes, StoreMode store) {
     if (bytes == 0) return;
+    if (const std::byte* mapped = peer_memory(offer, offset, bytes)) {
+        kernels().copy(target, mapped, bytes, store);
+        return;
+    }
     if (reads_began_ == Clock::time_point{}) reads_began_ = Clock::now();
     const int error =
-        read_memory(arena_->pid(world_rank(peer)), memory(peer) + offset, target, bytes);
+        read_memory(arena_->pid(world_rank(peer)), offer.place() + offset, target, bytes);
     if (error != 0) raise_unreadable(peer, error);
 }
 

@@ -19,7 +19,9 @@
 // its own memory instead of filling its slot, and after the barrier its peers read there. The call
 // ends with one more barrier: nobody returns to its caller, who may then free that memory or change
 // it, before all have read. If a rank leaves the call earlier, for any reason, its peers may read
-// anything; but it has not arrived at that last barrier, so the call fails on all of them.
+// anything; but it has not arrived at that last barrier, so the call fails on all of them. Memory
+// of a heap (heap.hpp) is read in the same way, without the kernel: peers have it mapped, and only
+// for reading, so that nobody can change what belongs to a rank that has left the call.
 #pragma once
 
 #include <atomic>
@@ -42,7 +44,7 @@ struct alignas(128) Member {
     std::atomic<std::uint32_t> gave_up{0};    ///< why this rank has left the group; see LeaveReason
     std::atomic<std::uint32_t> shrinking{0};  ///< see ShrinkMark
     std::atomic<std::uint64_t> fingerprint[2];  ///< by parity; in the same cache line as the turn
-    std::atomic<std::uint64_t> memory[2];  ///< by parity; what peers may read, see publish_memory()
+    std::atomic<std::uint64_t> memory[2];       ///< by parity; what peers may read, see Offer
     std::atomic<std::uint32_t> departed{
         0};                          ///< 1 after it has left for good; others set it for dead ranks
     alignas(64) PackedCall call[2];  ///< by parity; read if fingerprints differ
@@ -62,6 +64,25 @@ enum class LeaveReason : std::uint32_t {
     lost,
     memory,
     shrinking
+};
+
+/// What a rank publishes about its own memory: 0 if peers cannot read it, else an address, or with
+/// `in_file` an offset in the file of the job; whether its result is in the file, too; and whether
+/// it has left its slot empty.
+struct Offer {
+    static constexpr std::uint64_t in_file = std::uint64_t{1} << 63;
+    static constexpr std::uint64_t slot_is_empty = std::uint64_t{1} << 62;
+    static constexpr std::uint64_t result_in_file = std::uint64_t{1} << 61;
+
+    std::uint64_t word = 0;
+
+    bool is_readable() const noexcept { return (word & ~slot_is_empty) != 0; }
+    bool is_in_file() const noexcept { return (word & in_file) != 0; }
+    bool has_result_in_file() const noexcept { return (word & result_in_file) != 0; }
+    bool is_empty_slot() const noexcept { return (word & slot_is_empty) != 0; }
+    std::uint64_t place() const noexcept {
+        return word & ~(in_file | slot_is_empty | result_in_file);
+    }
 };
 
 /// The members of a group; messages in progress keep it alive after the group.
@@ -153,15 +174,15 @@ public:
     }
     std::size_t slot_bytes() const noexcept { return slot_bytes_; }
 
-    /// Publishes where peers may read our own memory in this step; 0: nowhere.
-    void publish_memory(std::uint64_t address) noexcept {
+    /// Publishes where peers may read our own memory in this step.
+    void publish_memory(Offer offer) noexcept {
         // Relaxed: the store of the turn in barrier() orders it.
-        members_[rank_].memory[step_ & 1].store(address, std::memory_order_relaxed);
+        members_[rank_].memory[step_ & 1].store(offer.word, std::memory_order_relaxed);
     }
 
     /// What a peer has published in this step; the barrier has been passed.
-    std::uint64_t memory(int peer) const noexcept {
-        return members_[peer].memory[step_ & 1].load(std::memory_order_relaxed);
+    Offer memory(int peer) const noexcept {
+        return {members_[peer].memory[step_ & 1].load(std::memory_order_relaxed)};
     }
 
     /// Whether all members can read each other's memory. All find the answer in their first call,
@@ -173,9 +194,15 @@ public:
         return single_copy_[static_cast<std::size_t>(verb) % SingleCopyTable::verbs];
     }
 
-    /// Copies memory of a peer, `offset` bytes behind what it has published in this step. Throws
-    /// Failure(lost) if the peer has died or has left the call.
-    void read_peer(int peer, std::size_t offset, std::byte* target, std::size_t bytes);
+    /// Copies memory of a peer, `offset` bytes behind what it has offered. Throws Failure(lost) if
+    /// the peer has died or has left the call.
+    void read_peer(int peer, Offer offer, std::size_t offset, std::byte* target, std::size_t bytes,
+                   StoreMode store);
+
+    /// The same memory where we have it mapped; null if the peer has to be asked for a copy.
+    const std::byte* peer_memory(Offer offer, std::size_t offset, std::size_t bytes) const {
+        return offer.is_in_file() ? arena_->look_at(offer.place() + offset, bytes) : nullptr;
+    }
 
     /// The last barrier of a call in which peers have read each other's memory.
     void closing_barrier();

@@ -54,9 +54,10 @@ FLOORS: dict[str, set[str]] = {
         "launch",
     },
     "pytest_plugin": {"core", "launch"},
+    "arrays": {"core"},
     "cli": {"launch", "tools"},
     "__main__": {"cli"},
-    "": {"launch"},
+    "": {"launch", "arrays"},
 }
 
 # What plugs into a real framework, and is imported only where that is.

@@ -130,8 +130,9 @@ void attempt(Body body) {
     CHECK(Clock::now() - began < std::chrono::duration<double>(margin));
 }
 
-/// A random collective, the same on all ranks, because their `numbers` are the same.
-void run_collective_call(Communicator& group, int rank, Numbers& numbers) {
+/// A random collective, the same on all ranks, because their `numbers` are the same; some have
+/// their source in the heap.
+void run_collective_call(Communicator& group, Heap& heap, int rank, Numbers& numbers) {
     const int members = static_cast<int>(group.world_ranks().size());
     constexpr std::size_t counts[] = {0, 1, 600, 5000, 90000};
     const std::size_t count = counts[numbers.next() % 5];
@@ -146,6 +147,11 @@ void run_collective_call(Communicator& group, int rank, Numbers& numbers) {
     std::vector<std::int32_t> source(count * size, rank), target(count * size);
     auto arguments = unisono::test::make_call(
         verb, source, target, count, reduces ? ReduceOp::sum : ReduceOp::none, rooted ? root : -1);
+    std::unique_ptr<void, bool (*)(void*) noexcept> shared(nullptr, &Heap::free);
+    if (numbers.next() % 3 == 0 && count != 0) {
+        shared.reset(heap.allocate(source.size() * sizeof source[0], true));
+        arguments.source = static_cast<const std::byte*>(shared.get());
+    }
     arguments.call_site = {static_cast<std::uint16_t>(1 + numbers.next() % 255), "flips.py:1"};
     if (verb == Verb::all_to_all && uneven)
         for (int peer = 0; peer < members; ++peer) {
@@ -181,7 +187,7 @@ void exchange(Communicator& group, int rank, Numbers& numbers) {
 }
 
 /// One round: splits a group from `base`, uses it, shrinks it, uses it again and leaves it.
-void run_round(World& world, Communicator& base, int rank, Numbers& numbers) {
+void run_round(World& world, Communicator& base, Heap& heap, int rank, Numbers& numbers) {
     std::unique_ptr<Communicator> group;
     const auto join = [&](auto make) {
         attempt([&] {
@@ -190,13 +196,13 @@ void run_round(World& world, Communicator& base, int rank, Numbers& numbers) {
                             static_cast<int>(group->world_ranks().size()));
         });
     };
-    attempt([&] { run_collective_call(base, rank, numbers); });
+    attempt([&] { run_collective_call(base, heap, rank, numbers); });
     const auto key = static_cast<std::int64_t>(numbers.next() >> 1);
     join([&] { return base.split({0, 1, 2}, key, limits); });
     if (group == nullptr) return;
     const std::uint64_t calls = 2 + numbers.next() % 4;
     for (std::uint64_t call = 0; call < calls; ++call)
-        attempt([&] { run_collective_call(*group, rank, numbers); });
+        attempt([&] { run_collective_call(*group, heap, rank, numbers); });
     exchange(*group, rank, numbers);
     attempt([&] {
         const JobInspector inspector(world.fd);
@@ -208,7 +214,7 @@ void run_round(World& world, Communicator& base, int rank, Numbers& numbers) {
     const auto ranks = group->world_ranks();
     const auto own = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
     if (own == static_cast<long>(ranks.size())) return;
-    attempt([&] { run_collective_call(*group, static_cast<int>(own), numbers); });
+    attempt([&] { run_collective_call(*group, heap, static_cast<int>(own), numbers); });
     exchange(*group, static_cast<int>(own), numbers);
 }
 
@@ -230,7 +236,7 @@ void run_rank(World& world, int rank, Numbers numbers) {
     while (base != nullptr && !world.over) {
         world.gate.arrive_and_wait();
         Numbers own{numbers.next()};
-        run_round(world, *base, rank, own);
+        run_round(world, *base, *job->heap(), rank, own);
         attempt([&] { job->inspector()->snapshot(rank); });
     }
     world.gate.arrive_and_drop();

@@ -1,6 +1,8 @@
 """unisono: collectives in PyTorch's dialect or MindSpore's, on the same engines."""
 
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from unisono.errors import (
     ArgumentError,
@@ -19,6 +21,9 @@ from unisono.launch.patch import patch
 from unisono.launch.report import report_at_exit as _report_at_exit
 from unisono.launch.spawn import spawn
 
+if _TYPE_CHECKING:
+    from unisono.arrays import empty, shared_arrays
+
 __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
@@ -32,9 +37,21 @@ __all__ = [
     "UnisonoError",
     "Unsupported",
     "__version__",
+    "empty",
     "patch",
+    "shared_arrays",
     "spawn",
 ]
 
 __version__ = _version("unisono")
 _report_at_exit()
+
+
+def __getattr__(name: str) -> _Any:
+    """Import what needs NumPy when it is first used."""
+    if name not in ("empty", "shared_arrays"):
+        raise AttributeError(f"module 'unisono' has no attribute {name!r}")
+    from unisono import arrays
+
+    globals().update(empty=arrays.empty, shared_arrays=arrays.shared_arrays)
+    return globals()[name]

@@ -113,6 +113,15 @@ def test_every_collective_as_json(face: str) -> None:
             assert 0 < first <= cell["seconds"][name] <= third < 10
 
 
+@pytest.mark.parametrize("face", essential(1, collectives.FACES))
+def test_arrays_in_shared_memory(face: str) -> None:
+    asked = ["--sizes", "256K", "--collectives", "all_reduce,all_to_all", "--face", face]
+    done = call("collectives", *asked, "--memory", "shared", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["memory"] == "shared" and len(found["cells"]) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -123,6 +132,7 @@ def test_every_collective_as_json(face: str) -> None:
         (["-n", "0"], "the number of ranks is 0"),
         (["--ranks", "2,many"], "the number of ranks is many"),
         (["--face", "moon"], "no face 'moon'; there are torch, comm_func"),
+        (["--memory", "magnetic"], "no memory 'magnetic'; there are ordinary, shared"),
         (["--peer-env", "mpich"], "--peer-env is 'mpich'; write NAME=PYTHON"),
         (["--peer-env", "lam=python"], "no peer 'lam'; there are intel, openmpi, mpich, gloo"),
         (["--peer-env", "mpich=nowhere"], "there is no Python 'nowhere'"),

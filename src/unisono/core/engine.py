@@ -11,6 +11,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -338,6 +339,13 @@ class Engine(ABC):
 
     def explain(self, error: UnisonoError) -> None:  # noqa: B027 - most engines keep no records
         """Add to an error what all ranks called last."""
+
+    def shared_arrays(self, minimum: int) -> AbstractContextManager[None]:
+        """A context in which NumPy puts arrays of `minimum` bytes where peers read them.
+
+        Engines whose peers cannot do that leave NumPy as it is.
+        """
+        return nullcontext()
 
     def exit(self) -> None:  # noqa: B027 - most engines need not do anything
         """Note that this process is about to end, before `close`: peers may ask how it ended."""

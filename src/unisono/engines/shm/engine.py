@@ -20,6 +20,7 @@ from unisono.core.fast import registration
 from unisono.core.groups import Group
 from unisono.core.trace import RankReport, Record, Tracer
 from unisono.engines.shm import tuning
+from unisono.engines.shm.arrays import shared_arrays
 from unisono.engines.shm.client import RendezvousClient
 from unisono.engines.shm.server import RendezvousServer
 from unisono.errors import CommTimeout, LaunchError, OutOfSharedMemory, UnisonoError
@@ -227,6 +228,9 @@ class ShmEngine(Engine):
         if self._ends_job:
             self._job.close(DRAIN_SECONDS)
         self._running.clear()
+
+    def shared_arrays(self, minimum: int) -> contextlib.AbstractContextManager[None]:
+        return shared_arrays(self._job, minimum)
 
     def exit(self) -> None:
         self._job.announce_exit()

@@ -36,11 +36,12 @@ from unisono.tools.bench.runner import (
 )
 from unisono.tools.formatting import byte_size, plural
 
-__all__ = ["COLLECTIVES", "FACES", "main", "measure"]
+__all__ = ["COLLECTIVES", "FACES", "MEMORY", "main", "measure"]
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
 FACES = ("torch", "comm_func")
-_MEMORY = "memcpy"
+MEMORY = ("ordinary", "shared")
+_COPY = "memcpy"
 _SCHEMA = 1
 
 #: The rows of a comparison: many sizes of few ranks, and fewer of more.
@@ -107,6 +108,8 @@ class _Comparison:
         self._given = given_pythons(arguments.peer_env)
         if arguments.face not in FACES:
             raise ArgumentError(f"no face {arguments.face!r}; there are {', '.join(FACES)}")
+        if arguments.memory not in MEMORY:
+            raise ArgumentError(f"no memory {arguments.memory!r}; there are {', '.join(MEMORY)}")
         registry.load(arguments.engine)
         self._is_shown = arguments.json != STDOUT
         self._progress = report.Progress(len(self._rows))
@@ -119,6 +122,7 @@ class _Comparison:
             },
             "engine": arguments.engine,
             "face": arguments.face,
+            "memory": arguments.memory,
             "libraries": {},
             "left_out": {},
             "geometric_mean": None,
@@ -145,7 +149,8 @@ class _Comparison:
         return self.found
 
     def _libraries(self, pythons: Mapping[str, str], ranks: int) -> list[Library]:
-        libraries = [unisono_library(self._arguments.engine, self._arguments.face)]
+        own = self._arguments
+        libraries = [unisono_library(own.engine, own.face, own.memory)]
         for name, python in pythons.items():
             try:
                 libraries.append(peer_library(name, python, ranks))
@@ -234,7 +239,7 @@ def measure(
     The first library is unisono; its ranks also copy memory.
     """
     entries = [(library, library.name, collective) for library in libraries]
-    entries.append((libraries[0], _MEMORY, _MEMORY))
+    entries.append((libraries[0], _COPY, _COPY))
     calls: dict[str, int] = {}
     for library, name, verb in entries:
         request = {"collective": verb, "bytes": size, "calls": 3, "check": True}

@@ -26,6 +26,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "engine": "shm",
         "against": "",
         "face": "torch",
+        "memory": "ordinary",
         "peer_env": [],
         "plot": None,
         "from": None,
@@ -48,6 +49,11 @@ _OPTIONS: dict[str, tuple[str, str]] = {
         "each in the cache folder, by pip, if there is none; ddp only has gloo",
     ),
     "face": ("F", f"how unisono is called: {' or '.join(collectives.FACES)} (default torch)"),
+    "memory": (
+        "M",
+        f"where unisono's arrays are: {' or '.join(collectives.MEMORY)}; shared is that of "
+        "unisono.empty (default ordinary)",
+    ),
     "peer_env": (
         "NAME=PYTHON",
         "the Python of an environment that has the peer, with mpiexec beside it; may be repeated",

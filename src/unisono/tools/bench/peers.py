@@ -38,9 +38,10 @@ _OPTIONS = {
 _RUN = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 
 
-def unisono_library(engine: str, face: str) -> Library:
-    """Describe the ranks of unisono, called through one of its faces."""
-    return Library("unisono", _command(sys.executable, face), {"UNISONO_ENGINE": engine})
+def unisono_library(engine: str, face: str, memory: str = "ordinary") -> Library:
+    """Describe the ranks of unisono, called through one of its faces on arrays in this memory."""
+    way = f"{face}/{memory}"
+    return Library("unisono", _command(sys.executable, way), {"UNISONO_ENGINE": engine})
 
 
 def peer_library(name: str, python: str, ranks: int) -> Library:

@@ -10,6 +10,7 @@ perhaps Python 3.10: what only unisono needs is imported where it is used.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import signal
@@ -53,7 +54,11 @@ class _Library(NamedTuple):
 
 
 def main(way: str, address: str) -> None:
-    """Join a world in one way to call, and serve requests until the bench closes the socket."""
+    """Join a world in one way to call, and serve requests until the bench closes the socket.
+
+    The way of unisono is that of a face, and says where arrays are: "torch/shared".
+    """
+    way, _, memory = way.partition("/")
     library = {"mpi": _mpi, "gloo": _gloo, "comm_func": _comm_func, "torch": _torch}[way]()
     # The last two that were asked for: collectives take turns with memcpy on unisono's ranks.
     last: dict[Callable[[str, int], _Prepared], tuple[tuple[str, int], _Prepared]] = {}
@@ -78,8 +83,16 @@ def main(way: str, address: str) -> None:
             call()
         return (time.perf_counter() - began) / calls
 
-    serve(address, library.rank, library.version, answer)
+    with _shared() if memory == "shared" else contextlib.nullcontext():
+        serve(address, library.rank, library.version, answer)
     library.leave()
+
+
+def _shared() -> contextlib.AbstractContextManager[None]:
+    """A context in which all arrays are in unisono's memory, but those of short parts."""
+    import unisono
+
+    return unisono.shared_arrays(1 << 14)
 
 
 def serve(

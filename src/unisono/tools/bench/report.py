@@ -77,6 +77,8 @@ def print_heading(found: dict[str, Any]) -> None:
     print(f"{machine['cpu']}, {plural(machine['cores'], 'core')}; Python {machine['python']}")
     versions = [version for name, version in found["libraries"].items() if name != "unisono"]
     own = f"{found['libraries']['unisono']}: engine {found['engine']}, {_FACES[found['face']]}"
+    if found.get("memory") == "shared":
+        own += ", arrays in shared memory"
     print("; ".join([own, *versions]))
     print("time of a call: median, and half of the distance between the quartiles")
     print("size: the larger buffer that one rank holds; memcpy: all ranks copy as many bytes")
