@@ -78,8 +78,9 @@ void all_reduce(Context& c) {
 // ---- reduce ------------------------------------------------------------------------------------
 
 /// The root reduces directly from the slots. Barriers: 1 a chunk. Bytes staged by each other
-/// rank: S; read by the root: (P-1)S. Best for short buffers and for two ranks.
-void reduce_at_root(Context& c) {
+/// rank: S; read by the root: (P-1)S. Best for short buffers and for two ranks. `begun`: the first
+/// barrier is behind us.
+void reduce_at_root(Context& c, bool begun) {
     const bool root = c.me == c.arguments.root;
     const std::size_t total = c.share();
     const std::size_t chunk = c.chunk(total);
@@ -91,7 +92,7 @@ void reduce_at_root(Context& c) {
             c.group.commit_slot(length);
             c.k.copy(c.group.slot(c.me), c.arguments.source + done, length, c.group.staging());
         }
-        if (done == 0)
+        if (done == 0 && !begun)
             c.first_barrier();
         else
             c.group.barrier();
@@ -103,8 +104,10 @@ void reduce_at_root(Context& c) {
     c.group.probe(total);
 }
 
-/// Like the two-shot all_reduce, but only the root copies slices out. Barriers: 2 a chunk.
-void reduce_sliced(Context& c) {
+/// Like the two-shot all_reduce, but only the root copies slices out. Barriers: 2 a chunk. Bytes
+/// staged: S; read by each rank: (P-1)/P S, by the root twice that. `begun`: the first barrier is
+/// behind us.
+void reduce_sliced(Context& c, bool begun) {
     const bool root = c.me == c.arguments.root;
     const std::size_t total = c.share();
     const std::size_t chunk = c.chunk(total);
@@ -118,7 +121,7 @@ void reduce_sliced(Context& c) {
         std::byte* slot = c.group.slot(c.me);
         c.k.copy(slot, source, own.begin, c.group.staging());
         c.k.copy(slot + end, source + end, length - end, c.group.staging());
-        if (done == 0)
+        if (done == 0 && !begun)
             c.first_barrier();
         else
             c.group.barrier();
@@ -138,10 +141,21 @@ void reduce_sliced(Context& c) {
 }
 
 void reduce(Context& c) {
-    if (c.n == 2 || c.share() <= (std::size_t{32} << 10))
-        reduce_at_root(c);
+    const bool begun = c.leaves_slot_empty();
+    if (begun) {
+        c.group.begin_step();
+        c.first_barrier();
+        if (c.way([](int) { return true; }) == Way::direct) return reduce_directly(c);
+    }
+    // Slices cost one barrier more, and save the root from reading all slots alone. Where ranks
+    // share cores a barrier is dear, and the others do not work at the same time anyway.
+    const std::size_t limit = c.group.arena().oversubscribed()
+                                  ? std::size_t{32} << 10
+                                  : (std::size_t{16} << 10) / static_cast<std::size_t>(c.n);
+    if (c.n == 2 || c.share() <= limit)
+        reduce_at_root(c, begun);
     else
-        reduce_sliced(c);
+        reduce_sliced(c, begun);
 }
 
 // ---- collectives on parts: one loop over steps; their number is known after the first barrier --
@@ -172,11 +186,13 @@ void in_steps(Context& c, std::size_t unit, Fill fill, Drain drain, Reads reads,
 }
 
 /// broadcast: the root stages, the others copy out; with two slots the root is a chunk ahead.
-/// Barriers: 1 a chunk. Bytes staged: S, by the root.
+/// Barriers: 1 a chunk. Bytes staged: S, by the root. It alone has slots in its cache, so chunks of
+/// long buffers are twice as long as elsewhere.
 void broadcast(Context& c) {
     const bool root = c.me == c.arguments.root;
     const std::size_t total = c.share();
-    const std::size_t chunk = c.chunk(total);
+    const std::size_t chunk =
+        std::min(c.chunk(total) * (total >= huge ? 2 : 1), c.group.slot_bytes());
     const StoreMode result = total >= huge ? StoreMode::streaming : StoreMode::plain;
     in_steps(
         c, chunk,
