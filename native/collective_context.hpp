@@ -123,10 +123,11 @@ struct Context {
     }
 
     /// Bytes of a chunk for a buffer of `total` bytes: small enough for the cache, large enough
-    /// that the cost of barriers does not matter.
+    /// that the cost of barriers does not matter. With many ranks that is less, because a core
+    /// needs its own slots and slices of all others in its cache.
     std::size_t chunk(std::size_t total) const {
-        const std::size_t wanted = total >= huge ? std::size_t{1} << 20 : std::size_t{256} << 10;
-        return std::min(wanted, group.slot_bytes());
+        const bool large = total >= huge && n == 2;
+        return std::min((large ? std::size_t{1024} : std::size_t{256}) << 10, group.slot_bytes());
     }
 
     /// Bytes of a chunk if counts may differ by rank. It is needed before the consistency check, so

@@ -114,8 +114,9 @@ void reduce_at_root(Context& c, bool begun) {
     c.group.probe(total);
 }
 
-/// Like the two-shot all_reduce, but only the root copies slices out. Barriers: 2 a chunk. `begun`:
-/// the first barrier is behind us.
+/// Like the two-shot all_reduce, but only the root copies slices out. Barriers: 2 a chunk. Bytes
+/// staged: S; read by each rank: (P-1)/P S, by the root twice that. `begun`: the first barrier is
+/// behind us.
 void reduce_sliced(Context& c, bool begun) {
     const bool root = c.me == c.arguments.root;
     const std::size_t total = c.share();
@@ -158,7 +159,12 @@ void reduce(Context& c) {
         c.first_barrier();
         if (c.way(everybody) == Way::direct) return reduce_directly(c);
     }
-    if (c.n == 2 || c.share() <= (std::size_t{32} << 10))
+    // Slices cost one barrier more, and save the root from reading all slots alone. Where ranks
+    // share cores a barrier is dear, and the others do not work at the same time anyway.
+    const std::size_t limit = c.group.arena().oversubscribed()
+                                  ? std::size_t{32} << 10
+                                  : (std::size_t{16} << 10) / static_cast<std::size_t>(c.n);
+    if (c.n == 2 || c.share() <= limit)
         reduce_at_root(c, begun);
     else
         reduce_sliced(c, begun);
@@ -192,11 +198,13 @@ void in_steps(Context& c, std::size_t unit, Fill fill, Drain drain, Reads reads,
 }
 
 /// broadcast: the root stages, the others copy out; with two slots the root is a chunk ahead.
-/// Barriers: 1 a chunk. Bytes staged: S, by the root.
+/// Barriers: 1 a chunk. Bytes staged: S, by the root. It alone has slots in its cache, so chunks of
+/// long buffers are twice as long as elsewhere.
 void broadcast(Context& c) {
     const bool root = c.me == c.arguments.root;
     const std::size_t total = c.share();
-    const std::size_t chunk = c.chunk(total);
+    const std::size_t chunk =
+        std::min(c.chunk(total) * (total >= huge ? 2 : 1), c.group.slot_bytes());
     const StoreMode result = total >= huge ? StoreMode::streaming : StoreMode::plain;
     in_steps(
         c, chunk,

@@ -64,7 +64,7 @@ void reduce_from_peers(Context& c, const Offers& offers, const std::byte* own, s
     const auto copies = static_cast<std::size_t>(unmapped);
     const std::size_t piece =
         copies == 0 ? bytes
-                    : std::clamp(cache / copies / page * page, 4 * page, std::size_t{64} << 10);
+                    : std::clamp(cache / copies / page * page, 4 * page, std::size_t{256} << 10);
     std::byte* const scratch = copies == 0 ? nullptr : c.group.scratch(piece * copies);
     for (std::size_t done = 0; done < bytes; done += piece) {
         const std::size_t length = std::min(piece, bytes - done);
@@ -287,41 +287,48 @@ void all_reduce_directly(Context& c) {
     c.group.probe(total);
 }
 
-/// reduce: with two ranks the root reads the other's source; with more, rank r reduces slice r out
-/// of all sources into its slot, and the root copies slices out. In place the root only writes
-/// its own slice before the barrier of a chunk, which no other rank reads. Barriers: 2, or 1 + 1 a
-/// chunk. Bytes read by each rank: (P-1)/P S; by the root (P-1)/P S more.
+/// reduce: each rank but the root reduces a slice of a block out of all sources into its slot;
+/// barrier; the root copies slices out while the others reduce the next block, which takes about as
+/// long. In place the root only writes a block that all have read. Barriers: 1 + 1 a block. Bytes
+/// read by each other rank: P/(P-1) S, of P sources; by the root: S, from slots. If the root has
+/// the source of its only peer mapped, it reduces alone: 2 barriers, S read.
 void reduce_directly(Context& c) {
     const bool root = c.me == c.arguments.root;
     const std::size_t total = c.share();
     const Offers sources(c);
-    if (c.n == 2) {
+    if (c.n == 2 && sources.all_in_file()) {
         if (root)
             reduce_from_peers(c, sources, c.arguments.source, c.arguments.target, c.result(total),
                               total, [](int) { return 0; });
         return c.group.closing_barrier();
     }
-    const std::size_t chunk = c.chunk(total);
-    if (!root) c.group.commit_slot(std::min(chunk, total));
-    for (std::size_t done = 0; done < total; done += chunk) {
-        const std::size_t length = std::min(chunk, total - done);
-        const Slice own(length, c.n, c.me);
-        const std::size_t begin = done + own.begin;
+    const auto workers = static_cast<std::size_t>(c.n - 1);
+    const std::size_t most = std::min(std::size_t{64} << 10, c.group.slot_bytes());
+    if (!root) c.group.commit_slot(most);
+    for (std::size_t done = 0; done < total; done += workers * most) {
+        const std::size_t length = std::min(workers * most, total - done);
+        const std::size_t each = round_up((length + workers - 1) / workers, line);
+        /// Where the slice of a worker begins in this block.
+        const auto begin = [&](int worker) {
+            return std::min(length, each * static_cast<std::size_t>(worker));
+        };
         c.group.begin_step();
-        reduce_from_peers(c, sources, c.arguments.source + begin,
-                          root ? c.arguments.target + begin : c.group.slot(c.me) + own.begin,
-                          root ? StoreMode::plain : c.group.staging(), own.length,
-                          [&](int) { return begin; });
+        if (!root) {
+            const int worker = c.me - (c.me > c.arguments.root ? 1 : 0);
+            const std::size_t at = done + begin(worker);
+            reduce_from_peers(c, sources, c.arguments.source + at, c.group.slot(c.me),
+                              StoreMode::plain, begin(worker + 1) - begin(worker),
+                              [&](int) { return at; });
+        }
         if (done + length < total)
             c.group.barrier();
         else
-            c.group.closing_barrier();
-        for (int i = 1; root && i < c.n; ++i) {
-            const int peer = (c.me + i) % c.n;
-            const Slice theirs(length, c.n, peer);
-            c.k.copy(c.arguments.target + done + theirs.begin, c.group.slot(peer) + theirs.begin,
-                     theirs.length, c.result(total));
-        }
+            c.group.closing_barrier();  // what is left to read is in slots
+        if (!root) continue;
+        for (int worker = 0; worker < c.n - 1; ++worker)
+            c.k.copy(c.arguments.target + done + begin(worker),
+                     c.group.slot(worker + (worker >= c.arguments.root ? 1 : 0)),
+                     begin(worker + 1) - begin(worker), c.result(total));
     }
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -380,15 +381,35 @@ void Group::compare_all(const CallArguments& arguments) {
 }
 
 void Group::probe(std::size_t bytes) {
-    constexpr auto near = std::chrono::nanoseconds(140);
-    if (size_ == 1 || bytes < 8192 || arena_->oversubscribed() || (probes_++ & 31) != 0) return;
-    auto best = Clock::duration::max();
-    for (int i = 0; i < 6; ++i) {
-        const auto began = Clock::now();
-        barrier();
-        if (i > 0) best = std::min(best, Clock::now() - began);
+    // How a small call stores does not matter, and ranks that share cores cannot measure it.
+    constexpr std::size_t shortest = std::size_t{8} << 10;
+    constexpr std::size_t between = std::size_t{64} << 20;
+    if (size_ == 1 || bytes < shortest || arena_->oversubscribed()) return;
+    if (bytes < until_probe_) {
+        until_probe_ -= bytes;
+        return;
     }
-    staging_ = best > near ? StoreMode::streaming : StoreMode::plain;
+    until_probe_ = between;
+    // Each round is one step, and slots are used in turn: so one slot has only plain stores, and
+    // the other one only streaming stores. Bytes: 8 times 32 KiB, staged and read.
+    constexpr std::size_t piece = std::size_t{32} << 10;
+    commit_slot(piece);
+    std::byte* memory = scratch(2 * piece);
+    std::memset(memory, 0, piece);
+    auto plain = Clock::duration::max();
+    auto streaming = Clock::duration::max();
+    for (int i = 0; i < 8; ++i) {
+        begin_step();
+        const StoreMode store = i % 2 == 0 ? StoreMode::plain : StoreMode::streaming;
+        const auto began = Clock::now();
+        kernels().copy(slot(rank_), memory, piece, store);
+        barrier();
+        kernels().copy(memory + piece, slot((rank_ + 1) % size_), piece, StoreMode::plain);
+        auto& best = i % 2 == 0 ? plain : streaming;
+        best = std::min(best, Clock::now() - began);
+    }
+    // These few bytes have the whole bandwidth of the memory; long messages need it for themselves.
+    staging_ = 7 * streaming < 4 * plain ? StoreMode::streaming : StoreMode::plain;
 }
 
 }  // namespace unisono

@@ -236,12 +236,13 @@ public:
     /// The largest number of elements that any rank sends to any rank.
     std::uint64_t largest_share() const noexcept { return largest_; }
 
-    /// How to store into our slot: plain if the peers share a near cache, streaming if they do not,
-    /// because plain stores would have to fetch each line back from the peer that has read it.
+    /// How to store into our slot. Plain stores have to fetch each line back from the peer that has
+    /// read it; streaming stores do not, but the peer may then have to read from memory. Which is
+    /// faster depends on the processor, and on which of its cores the ranks run.
     StoreMode staging() const noexcept { return staging_; }
 
-    /// Chooses between the two by timing barriers, in every 32nd call that is not small. All ranks
-    /// call it at the same point of a call that was checked.
+    /// Chooses between the two by timing both, once in 64 MiB of messages that are not small. All
+    /// ranks call it at the same point of a call that was checked.
     void probe(std::size_t bytes);
 
 private:
@@ -296,7 +297,7 @@ private:
     std::uint32_t turn_ = 0;
     std::uint32_t step_ = 0;
     std::uint32_t calls_ = 0;
-    std::uint32_t probes_ = 0;
+    std::size_t until_probe_ = 0;  ///< bytes of messages until staging_ is chosen again
     StoreMode staging_ = StoreMode::plain;
     bool uneven_ = false;  ///< counts of the checked call differ by rank; see matrix_
     std::uint64_t share_ = 0;

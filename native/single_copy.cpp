@@ -30,10 +30,11 @@ struct Default {
 
 // A call of the kernel takes 1 to 2 us and pins pages one by one, so short parts are staged. A slot
 // is in a cache that its readers share, and what is stored from there can go past the cache: so
-// where many ranks read the same long part, it is staged too. Many ranks that reduce gain, because
-// there is no barrier between chunks; two gain little, and nothing beyond the cache. Where ranks
-// share cores, a barrier is dear, and the direct way has one more than a part of one chunk. A slow
-// kernel (a virtual machine, mitigations) only pays where the cache is too small for staging.
+// where many ranks read the same long part, it is staged too. Ranks that reduce gain where the
+// other sources are in memory and not in a cache: each is read once, and not stored again by its
+// owner. In all_reduce the second half is read from a cache, so many ranks stage. Where ranks share
+// cores, a barrier is dear, and the direct way has one more than a part of one chunk. A slow kernel
+// (a virtual machine, mitigations) only pays where the cache is too small for staging.
 constexpr Default defaults[] = {
     {Verb::broadcast, {64, 0, 0, 0, 0, 16384, 2048}, {}},
     {Verb::scatter, {32, 32, 32, 32, 64, 8192, 512}, {}},
@@ -41,7 +42,8 @@ constexpr Default defaults[] = {
     {Verb::all_gather, {32, 32, 32, 64, 64, 8192, 2048}, {0, 0, 4096, 2048, 2048}},
     {Verb::all_to_all, {32, 32, 32, 16, 32, 8192, 256}, {}},
     {Verb::reduce_scatter, {128, 64, 32, 16, 32, 0, 4096}, {4096}},
-    {Verb::all_reduce, {2048}, {8192}},
+    {Verb::all_reduce, {2048}, {65536}},
+    {Verb::reduce, {0, 0, 2048, 2048, 2048}, {}},
     {Verb::send, {128, 128, 128, 128, 128, 8192, 1024}, {}},
 };
 

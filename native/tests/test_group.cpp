@@ -146,6 +146,11 @@ void test_in_place(int size) {
                 group->run(make_call(Verb::all_reduce, data, data, count, ReduceOp::sum),
                            long_limits);
                 for (std::size_t i = 0; i < count; ++i) CHECK(data[i] == total(size, i));
+                data = filled(rank, count);
+                group->run(make_call(Verb::reduce, data, data, count, ReduceOp::sum, root),
+                           long_limits);
+                for (std::size_t i = 0; i < count; ++i)
+                    CHECK(data[i] == (rank == root ? total(size, i) : value(rank, i)));
             }
     });
 }

@@ -92,7 +92,7 @@ def test_it_measures_and_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         (["--against", "gloo"], "`bench --tune` has no --against; leave it out, or use"),
         (["--rounds", "3"], "--rounds is 3; --tune needs 5 or more"),
-        (["--collectives", "reduce"], "no collective to tune 'reduce'"),
+        (["--collectives", "barrier"], "no collective to tune 'barrier'"),
         (["faces"], "--tune has no table; leave 'faces' out"),
     ],
 )

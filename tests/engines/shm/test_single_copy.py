@@ -88,6 +88,9 @@ def call():
     elif {verb!r} == "reduce_scatter":
         dispatch.reduce_scatter(world, source, small, ReduceOp.SUM)
         assert (small.array[::512] == 6).all()
+    elif {verb!r} == "reduce":
+        dispatch.reduce(world, source, target, ReduceOp.SUM, 0)
+        assert (big[::512] == (6 if rank == 0 else 0)).all()
     else:
         if {verb!r} == "all_gather":
             dispatch.all_gather(world, share, target)
@@ -183,7 +186,15 @@ def test_memory_that_peers_cannot_read_is_an_error_everywhere() -> None:
 @pytest.mark.parametrize(
     ("verb", "victim"),
     essential_rows(
-        2, [("broadcast", 0), ("all_to_all", 2), ("all_gather", 1), ("reduce_scatter", 1)]
+        2,
+        [
+            ("broadcast", 0),
+            ("reduce", 2),
+            ("all_to_all", 2),
+            ("all_gather", 1),
+            ("reduce_scatter", 1),
+            ("reduce", 0),
+        ],
     ),
 )
 def test_a_rank_killed_while_others_read_it(verb: str, victim: int) -> None:

@@ -34,6 +34,7 @@ COLLECTIVES = {
     "all_to_all": True,
     "reduce_scatter": True,
     "all_reduce": False,
+    "reduce": False,
 }
 _RANKS = (2, 4, 8, 16)
 _SHARES = "8K,16K,32K,64K,128K,256K,512K,1M,2M,4M,8M,16M"
