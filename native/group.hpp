@@ -11,9 +11,13 @@
 // the call fails everywhere or nowhere, and after a mismatch the group is still in step.
 //
 // That is why verbs with a root wait for all ranks, too. A sender could return once its slot is
-// full, and a receiver once the root has arrived: but then it would learn only in its next call
-// that another rank has made a different call, or has died, while that rank has learned it in this
-// one; from then on they would not be in step, and a program that ends would never learn it.
+// full, a receiver once the root has arrived, and both could compare calls when they make their
+// next one. No wrong number would come of it. But a call would have succeeded on one rank that is
+// an error on the others; a program that ends would never learn it; and a rank that gets the error
+// of call k in call k + 1 would have to make that call with the others first, or they would not be
+// in step. It would save a sender the way of one cache line, some 0.2 us, in calls of one step.
+// Longer ones gain nothing: the root may fill a slot again, or a sender its own, only when all who
+// read it have done so, which is what the barrier of the next step says.
 //
 // Where the kernel allows it, long parts take one copy: in a step a rank publishes the address of
 // its own memory instead of filling its slot, and after the barrier its peers read there. The call

@@ -187,8 +187,11 @@ void loop(const Operands& operands, First first, Last last) noexcept {
     const auto* const* from = reinterpret_cast<const T* const*>(operands.from);
     const bool stream = streamable(to, operands.store);
     const bool stream_too = also != nullptr && streamable(also, operands.also_store);
-    std::size_t i = 0;
-    for (; i + block <= operands.count; i += block) {
+    bool down = false;
+    for (int s = 0; s < operands.sources; ++s) down = down || seems_to_follow(to, from[s]);
+    const std::size_t blocks = operands.count / block;
+    for (std::size_t done = 0; done < blocks; ++done) {
+        const std::size_t i = (down ? blocks - 1 - done : done) * block;
         alignas(64) A total[block];
         load<T, A, block>(total, from[0] + i);
         for (std::size_t j = 0; j < block; ++j) total[j] = first(total[j]);
@@ -204,7 +207,7 @@ void loop(const Operands& operands, First first, Last last) noexcept {
         put<block * sizeof(T)>(to + i, out, stream);
         if (also != nullptr) put<block * sizeof(T)>(also + i, out, stream_too);
     }
-    for (; i < operands.count; ++i) {
+    for (std::size_t i = blocks * block; i < operands.count; ++i) {
         A total = first(static_cast<A>(widen_one(from[0][i])));
         for (int s = 1; s < operands.sources; ++s)
             total = Op::combine(total, first(static_cast<A>(widen_one(from[s][i]))));

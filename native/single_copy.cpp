@@ -36,7 +36,7 @@ struct Default {
 // cores, a barrier is dear, and the direct way has one more than a part of one chunk. A slow kernel
 // (a virtual machine, mitigations) only pays where the cache is too small for staging.
 constexpr Default defaults[] = {
-    {Verb::broadcast, {64, 0, 0, 0, 0, 16384, 2048}, {}},
+    {Verb::broadcast, {64, 0, 0, 0, 0, 16384, 2048}, {32768}},
     {Verb::scatter, {32, 32, 32, 32, 64, 8192, 512}, {}},
     {Verb::gather, {64, 64, 64, 64, 64, 8192, 1024}, {}},
     {Verb::all_gather, {32, 32, 32, 64, 64, 8192, 2048}, {0, 0, 4096, 2048, 2048}},

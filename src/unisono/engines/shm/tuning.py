@@ -2,7 +2,7 @@
 
 It says for which shares ranks should read each other's memory (one copy) instead of staging through
 the segment (two copies), by verb and number of ranks. A share is what one rank gives or gets: the
-whole message of all_reduce and broadcast, one n-th of the larger buffer elsewhere.
+whole message of all_reduce, reduce and broadcast, one n-th of the larger buffer elsewhere.
 
     {"schema": 1, "machine": {"cpu": "...", "cores": 16},
      "single_copy": {"all_gather": {"2": {"from": 32768, "below": null}}}}
