@@ -94,6 +94,7 @@ void add_fast_calls(nb::module_& module) {
     add_fast_verbs(fast);
     add_fast_lists(fast);
     add_fast_messages(fast);
+    add_fast_backend(fast);
 }
 
 }  // namespace unisono

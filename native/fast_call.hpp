@@ -8,8 +8,8 @@
 // that ranks may take different ones.
 //
 // fast_groups.cpp has what Python tells us, fast_call.cpp makes a call, and the functions
-// themselves are in fast_verbs.cpp, fast_lists.cpp and fast_messages.cpp. Everything holds the GIL,
-// except the calls themselves.
+// themselves are in fast_verbs.cpp, fast_lists.cpp and fast_messages.cpp; those of the backend of
+// torch.distributed are in fast_backend.cpp. Everything holds the GIL, except the calls themselves.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,7 @@ struct Operator {
 
 /// What Python has told us. Never freed: it holds Python objects.
 struct State {
-    std::vector<std::unique_ptr<FastGroup>> groups;
+    std::vector<std::shared_ptr<FastGroup>> groups;
     FastGroup* world = nullptr;  ///< null: there is none, or threads have worlds of their own
     nanobind::dict names;        ///< group names, and the address of each FastGroup; 0: the world
     std::vector<Operator> operators;
@@ -169,6 +169,15 @@ PyObject* work_of(std::shared_ptr<Completion> completion, std::shared_ptr<Transf
 PyObject* make(FastGroup& group, CallArguments& call, bool blocking, PyObject* result,
                PyObject* other = nullptr);
 
+// ---- calls with lists, which block (fast_lists.cpp) ----
+
+PyObject* all_gather_list(FastGroup& group, PyObject* list, PyObject* tensor);
+PyObject* all_to_all_list(FastGroup& group, PyObject* outputs, PyObject* inputs);
+PyObject* reduce_scatter_list(FastGroup& group, PyObject* output, PyObject* list, ReduceOp op);
+/// The list is None except on the root.
+PyObject* gather_list(FastGroup& group, PyObject* tensor, PyObject* list, int root);
+PyObject* scatter_list(FastGroup& group, PyObject* tensor, PyObject* list, int root);
+
 // ---- functions of the module ----
 
 /// Checks the number of arguments, and keeps C++ exceptions from Python.
@@ -197,5 +206,9 @@ void add_fast_groups(nanobind::module_& fast);
 void add_fast_verbs(nanobind::module_& fast);
 void add_fast_lists(nanobind::module_& fast);
 void add_fast_messages(nanobind::module_& fast);
+void add_fast_backend(nanobind::module_& fast);
+
+/// Adds `method(ordinary, general)`, see native_method.cpp.
+void add_native_method(nanobind::module_& module);
 
 }  // namespace unisono

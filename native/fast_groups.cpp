@@ -82,7 +82,7 @@ PyMethodDef methods[] = {
 
 void add_group(nb::object group, nb::object native, int rank, std::vector<int> world_ranks,
                const std::vector<std::string>& names) {
-    auto made = std::make_unique<FastGroup>();
+    auto made = std::make_shared<FastGroup>();
     made->group = group;
     made->native = native;
     made->communicator = nb::cast<Communicator*>(native);

@@ -53,89 +53,118 @@ struct TensorList {
     }
 };
 
-/// (tensor_list, tensor, group)
-PyObject* all_gather_list(PyObject*, Arguments given, Py_ssize_t) {
-    FastGroup* group = group_of(given[2]);
+}  // namespace
+
+PyObject* all_gather_list(FastGroup& group, PyObject* outputs, PyObject* input) {
     TensorList list;
     Tensor tensor;
-    if (group == nullptr || !list.read(*group, given[0], true) || !read(given[1], tensor) ||
-        !list.is_like(tensor) || !same_shape(list.of(*group), tensor))
+    if (!list.read(group, outputs, true) || !read(input, tensor) || !list.is_like(tensor) ||
+        !same_shape(list.of(group), tensor))
         return not_ordinary();
     const auto whole = list.scratch();
     CallArguments call = call_of(Verb::all_gather, tensor);
     call.source = tensor.data;
     call.target = whole.get();
-    return run(*group, call, [&] { list.unpack(whole.get()); }) ? Py_NewRef(Py_None) : nullptr;
+    return run(group, call, [&] { list.unpack(whole.get()); }) ? Py_NewRef(Py_None) : nullptr;
 }
 
-/// (output_list, input_list, group)
-PyObject* all_to_all_list(PyObject*, Arguments given, Py_ssize_t) {
-    FastGroup* group = group_of(given[2]);
+PyObject* all_to_all_list(FastGroup& group, PyObject* output_list, PyObject* input_list) {
     TensorList outputs, inputs;
-    if (group == nullptr || !outputs.read(*group, given[0], true) ||
-        !inputs.read(*group, given[1], false) || !outputs.is_like(inputs.tensors[0]))
+    if (!outputs.read(group, output_list, true) || !inputs.read(group, input_list, false) ||
+        !outputs.is_like(inputs.tensors[0]))
         return not_ordinary();
     const auto sent = inputs.scratch(), received = outputs.scratch();
     inputs.pack(sent.get());
     CallArguments call = call_of(Verb::all_to_all, inputs.tensors[0]);
     call.source = sent.get();
     call.target = received.get();
-    return run(*group, call, [&] { outputs.unpack(received.get()); }) ? Py_NewRef(Py_None)
-                                                                      : nullptr;
+    return run(group, call, [&] { outputs.unpack(received.get()); }) ? Py_NewRef(Py_None) : nullptr;
 }
 
-/// (tensor, gather_list, dst, group, group_dst); the list is None or empty except on the root.
-PyObject* gather_list(PyObject*, Arguments given, Py_ssize_t) {
-    FastGroup* group = group_of(given[3]);
+PyObject* reduce_scatter_list(FastGroup& group, PyObject* output, PyObject* inputs, ReduceOp op) {
+    TensorList list;
     Tensor tensor;
-    if (group == nullptr || !read(given[0], tensor)) return not_ordinary();
-    const auto root = rank_of(*group, given[2], given[4]);
-    if (!root) return not_ordinary();
+    if (!list.read(group, inputs, false) || !read_target(output, tensor) || !list.is_like(tensor) ||
+        !same_shape(list.of(group), tensor))
+        return not_ordinary();
+    const auto whole = list.scratch();
+    list.pack(whole.get());
+    CallArguments call = call_of(Verb::reduce_scatter, tensor);
+    call.source = whole.get();
+    call.target = tensor.data;
+    call.op = op;
+    return run(group, call) ? Py_NewRef(Py_None) : nullptr;
+}
+
+PyObject* gather_list(FastGroup& group, PyObject* input, PyObject* outputs, int root) {
+    Tensor tensor;
+    if (!read(input, tensor)) return not_ordinary();
     CallArguments call = call_of(Verb::gather, tensor);
     call.source = tensor.data;
-    call.root = *root;
-    if (*root != group->rank) {
-        if (given[1] != Py_None) return not_ordinary();
-        return make(*group, call, true, nullptr);
+    call.root = root;
+    if (root != group.rank) {
+        if (outputs != Py_None) return not_ordinary();
+        return run(group, call) ? Py_NewRef(Py_None) : nullptr;
     }
     TensorList list;
-    if (!list.read(*group, given[1], true) || !list.is_like(tensor) ||
-        !same_shape(list.of(*group), tensor))
+    if (!list.read(group, outputs, true) || !list.is_like(tensor) ||
+        !same_shape(list.of(group), tensor))
         return not_ordinary();
     const auto whole = list.scratch();
     call.target = whole.get();
-    return run(*group, call, [&] { list.unpack(whole.get()); }) ? Py_NewRef(Py_None) : nullptr;
+    return run(group, call, [&] { list.unpack(whole.get()); }) ? Py_NewRef(Py_None) : nullptr;
 }
 
-/// (tensor, scatter_list, src, group, group_src); the list is None or empty except on the root.
-PyObject* scatter_list(PyObject*, Arguments given, Py_ssize_t) {
-    FastGroup* group = group_of(given[3]);
+PyObject* scatter_list(FastGroup& group, PyObject* output, PyObject* inputs, int root) {
     Tensor tensor;
-    if (group == nullptr || !read_target(given[0], tensor)) return not_ordinary();
-    const auto root = rank_of(*group, given[2], given[4]);
-    if (!root) return not_ordinary();
+    if (!read_target(output, tensor)) return not_ordinary();
     CallArguments call = call_of(Verb::scatter, tensor);
     call.target = tensor.data;
-    call.root = *root;
-    if (*root != group->rank) {
-        if (given[1] != Py_None) return not_ordinary();
-        return make(*group, call, true, nullptr);
+    call.root = root;
+    if (root != group.rank) {
+        if (inputs != Py_None) return not_ordinary();
+        return run(group, call) ? Py_NewRef(Py_None) : nullptr;
     }
     TensorList list;
-    if (!list.read(*group, given[1], false) || !list.is_like(tensor) ||
-        !same_shape(list.of(*group), tensor))
+    if (!list.read(group, inputs, false) || !list.is_like(tensor) ||
+        !same_shape(list.of(group), tensor))
         return not_ordinary();
     const auto whole = list.scratch();
     list.pack(whole.get());
     call.source = whole.get();
-    return make(*group, call, true, nullptr);
+    return run(group, call) ? Py_NewRef(Py_None) : nullptr;
+}
+
+namespace {
+
+/// (tensor_list, tensor, group)
+PyObject* all_gather(PyObject*, Arguments given, Py_ssize_t) {
+    FastGroup* group = group_of(given[2]);
+    return group == nullptr ? not_ordinary() : all_gather_list(*group, given[0], given[1]);
+}
+
+/// (output_list, input_list, group)
+PyObject* all_to_all(PyObject*, Arguments given, Py_ssize_t) {
+    FastGroup* group = group_of(given[2]);
+    return group == nullptr ? not_ordinary() : all_to_all_list(*group, given[0], given[1]);
+}
+
+using Rooted = PyObject* (*)(FastGroup&, PyObject*, PyObject*, int);
+
+/// (tensor, list, root, group, group_root); the list is None except on the root.
+template <Rooted function>
+PyObject* rooted(PyObject*, Arguments given, Py_ssize_t) {
+    FastGroup* group = group_of(given[3]);
+    if (group == nullptr) return not_ordinary();
+    const auto root = rank_of(*group, given[2], given[4]);
+    return root ? function(*group, given[0], given[1], *root) : not_ordinary();
 }
 
 PyMethodDef methods[] = {
-    method<all_gather_list, 3>("all_gather_list"),
-    method<all_to_all_list, 3>("all_to_all_list"),
-    method<gather_list, 5>("gather_list"),
-    method<scatter_list, 5>("scatter_list"),
+    method<all_gather, 3>("all_gather_list"),
+    method<all_to_all, 3>("all_to_all_list"),
+    method<rooted<gather_list>, 5>("gather_list"),
+    method<rooted<scatter_list>, 5>("scatter_list"),
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from datetime import timedelta
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from tests.helpers import worlds
 from tests.helpers.backend_cases import DistributedDataParallel, data, join, same, same_each
 from tests.helpers.processes import wait_until
 from unisono.errors import MismatchError
+from unisono.torch.backend.direct import native
 
 RANKS = 3
 
@@ -51,13 +53,6 @@ def in_group(world, where, function, args):
 
 def total(shape=(3,), slot=0):
     return sum(data(each, shape, slot=slot) for each in range(RANKS))
-
-
-def test_codes_of_verbs():
-    from unisono import _native
-    from unisono.torch.backend.direct import VERBS
-
-    assert {verb: _native.codes()["verbs"][verb] for verb in VERBS} == VERBS
 
 
 def call_each(rank, group, async_op):
@@ -150,31 +145,47 @@ class Labelled(torch.Tensor):
 
 
 def leave_alone(rank, folder):
+    """Native code does nothing, and says so."""
     group, plain = dist.group.WORLD, torch.zeros(2, 3)
     before = group._core.calls
+
+    def is_left(name, *arguments):
+        return getattr(native, name)(group, *arguments) is NotImplemented
+
     for tensor in (
         plain.t(),
         plain[:, :2],
         plain.to_sparse(),
         torch.zeros(3, requires_grad=True),
-        torch.zeros(3, dtype=torch.complex64),
-        torch.zeros(3, dtype=torch.complex64).conj().imag,
+        torch.zeros(3, dtype=torch.complex64).conj(),
+        torch.zeros(1, dtype=torch.complex64).conj().imag,
         torch.zeros(3, device="meta"),
         torch.zeros(0),
         torch.zeros(3).as_subclass(Labelled),
         torch._efficientzerotensor(3),
     ):
-        assert group.direct.all_reduce([tensor], None) is None, tensor
+        assert is_left("all_reduce", [tensor], None), tensor
     options = dist.AllreduceOptions()
     options.reduceOp = dist._make_nccl_premul_sum(2.0)
-    assert group.direct.all_reduce([torch.zeros(3)], options) is None
+    assert is_left("all_reduce", [torch.zeros(3)], options)
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta(seconds=5)
+    assert is_left("all_reduce", [torch.zeros(3)], options)
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.BAND
+    assert is_left("all_reduce", [torch.zeros(3)], options)
+    assert is_left("all_reduce", [torch.zeros(3)] * 2, None)
+    assert is_left("all_reduce", (torch.zeros(3),), None)
+    assert is_left("broadcast", [torch.zeros(3)], None)
     whole = torch.zeros(3 * RANKS)
-    assert group.direct.all_gather(whole, whole[1:4], None) is None  # no part of its own
-    assert group.direct.all_gather(whole, torch.zeros(2), None) is None
-    assert group.direct.all_gather(whole, torch.zeros(3, dtype=torch.int32), None) is None
-    assert group.direct.reduce_scatter(torch.zeros(2), whole, None) is None
-    assert group.direct.all_to_all(torch.zeros(4), torch.zeros(4), None) is None
-    assert group.direct.all_to_all(whole, whole, None) is None
+    assert is_left("all_gather_single", whole, whole[1:4], None)  # no part of its own
+    assert is_left("all_gather_single", whole, torch.zeros(2), None)
+    assert is_left("all_gather_single", whole, torch.zeros(3, dtype=torch.int32), None)
+    assert is_left("reduce_scatter_single", torch.zeros(2), whole, None)
+    assert is_left("all_to_all_single", torch.zeros(4), torch.zeros(4), [], [], None)
+    assert is_left("all_to_all_single", whole, whole, [], [], None)
+    assert is_left("all_to_all_single", whole, whole.clone(), [3] * RANKS, [], None)
+    assert is_left("barrier", None, None)  # one too many
     assert group._core.calls == before
 
 

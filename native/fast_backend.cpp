@@ -1,0 +1,465 @@
+// native/fast_backend.cpp: the ordinary calls of torch's process groups and of their works, whole.
+//
+// A function here takes the arguments of the method of torch that it stands for, and returns
+// NotImplemented, with nothing done, unless all is ordinary; a NativeMethod then makes the call by
+// the method's own code in Python. Torch's options are read by their attributes, each at most once.
+#include "fast_call.hpp"
+
+// After Python.h.
+#include <datetime.h>
+
+#include <array>
+
+namespace nb = nanobind;
+
+namespace unisono {
+
+namespace {
+
+// ---- what Python tells us
+// ------------------------------------------------------------------------
+
+/// A process group's way to us: the attribute `direct` of torch's group.
+struct BackendGroup {
+    std::shared_ptr<FastGroup> group;
+    nb::object calls;  ///< a DirectCalls of torch/backend/direct.py, for all that we leave to it
+};
+
+/// A call in progress: the attribute `_call` of torch's work.
+struct BackendCall {
+    CallHandle handle;
+    std::shared_ptr<FastGroup> group;
+    nb::object process_group, calls;  ///< torch's group, and as in BackendGroup
+    const char* verb = "";
+    std::uint64_t number = 0;
+    nb::object tensors;  ///< a list: the result
+};
+
+/// Never freed: it holds Python objects.
+struct Backend {
+    nb::object finished;                 ///< the work of every call that has ended
+    nb::object work;                     ///< the class of works of calls in progress
+    std::array<ReduceOp, 16> operators;  ///< by torch's numbers; none: not ordinary
+    PyTypeObject* group_type = nullptr;
+    PyTypeObject* call_type = nullptr;
+    PyObject* direct = PyUnicode_InternFromString("direct");
+    PyObject* call = PyUnicode_InternFromString("_call");
+    PyObject* calls = PyUnicode_InternFromString("_calls");
+    PyObject* async_op = PyUnicode_InternFromString("asyncOp");
+    PyObject* timeout = PyUnicode_InternFromString("timeout");
+    PyObject* reduce_op = PyUnicode_InternFromString("reduceOp");
+    PyObject* root_rank = PyUnicode_InternFromString("rootRank");
+
+    Backend() { operators.fill(ReduceOp::none); }
+};
+
+Backend& backend() {
+    static auto* instance = new Backend;
+    return *instance;
+}
+
+/// Whether this thread runs callbacks of futures: its calls have a group of their own.
+constinit thread_local bool runs_callbacks = false;
+
+// ---- arguments
+// -----------------------------------------------------------------------------------
+
+/// An attribute; invalid, without a Python error, if there is none.
+nb::object attribute(PyObject* object, PyObject* name) {
+    nb::object found = nb::steal(PyObject_GetAttr(object, name));
+    if (!found.is_valid()) PyErr_Clear();
+    return found;
+}
+
+/// Whether this is a timedelta that torch takes for no time at all: zero or less.
+bool is_unset(PyObject* time) {
+    if (!PyDelta_Check(time)) return false;
+    const int days = PyDateTime_DELTA_GET_DAYS(time);
+    return days < 0 || (days == 0 && PyDateTime_DELTA_GET_SECONDS(time) == 0 &&
+                        PyDateTime_DELTA_GET_MICROSECONDS(time) == 0);
+}
+
+/// Who calls, and how: a torch group with its options.
+class Request {
+public:
+    /// False: not ordinary.
+    bool read(PyObject* process_group, PyObject* options) {
+        const Backend& known = backend();
+        if (runs_callbacks) return false;
+        direct_ = attribute(process_group, known.direct);
+        if (!direct_.is_valid() || Py_TYPE(direct_.ptr()) != known.group_type) return false;
+        process_group_ = process_group;
+        options_ = options;
+        if (options == Py_None) return true;  // in the background
+        const nb::object async_op = attribute(options, known.async_op);
+        if (!async_op.is_valid() || (async_op.ptr() != Py_True && async_op.ptr() != Py_False))
+            return false;
+        blocking_ = async_op.ptr() == Py_False;
+        const nb::object timeout = attribute(options, known.timeout);
+        return timeout.is_valid() && is_unset(timeout.ptr());
+    }
+
+    FastGroup& group() const { return *own().group; }
+    bool blocking() const { return blocking_; }
+
+    /// The operator, if it needs no factor and the dtype has it; none otherwise. The hash of
+    /// torch's operators is their number, which direct.py has checked.
+    ReduceOp op(const ElementType& type) const {
+        Py_hash_t number = 0;  // the sum
+        if (options_ != Py_None) {
+            const nb::object given = attribute(options_, backend().reduce_op);
+            number = given.is_valid() ? PyObject_Hash(given.ptr()) : -1;
+            if (number == -1) PyErr_Clear();
+        }
+        const auto& operators = backend().operators;
+        if (number < 0 || number >= static_cast<Py_hash_t>(operators.size())) return ReduceOp::none;
+        const ReduceOp found = operators[static_cast<std::size_t>(number)];
+        if (found == ReduceOp::none) return found;
+        return (type.operators >> static_cast<int>(found) & 1) != 0 ? found : ReduceOp::none;
+    }
+
+    /// The root; -1: not ordinary.
+    int root() const {
+        if (options_ == Py_None) return -1;
+        const nb::object given = attribute(options_, backend().root_rank);
+        const auto root = given.is_valid() ? integer_of(given.ptr()) : std::nullopt;
+        return root && *root >= 0 && *root < group().size ? static_cast<int>(*root) : -1;
+    }
+
+    /// Runs the call, or starts it. `tensors` is the list of what it writes, `other` one more
+    /// tensor that has to stay alive.
+    PyObject* make(CallArguments& call, PyObject* tensors, PyObject* other = nullptr) const {
+        if (!blocking_) return start(call, tensors, other);
+        return run(group(), call) ? Py_NewRef(backend().finished.ptr()) : nullptr;
+    }
+
+    /// What torch gets for a call that has blocked and returned this.
+    static PyObject* ended(PyObject* result) {
+        if (result != Py_None) return result;
+        Py_DECREF(result);
+        return Py_NewRef(backend().finished.ptr());
+    }
+
+private:
+    BackendGroup& own() const { return *nb::inst_ptr<BackendGroup>(direct_); }
+
+    PyObject* start(CallArguments& call, PyObject* tensors, PyObject* other) const {
+        KeptUntilDone::sweep();
+        BackendCall made;
+        made.group = own().group;
+        FastGroup& group = *made.group;
+        call.call_site = CallSiteFinder::current();
+        call.backward = backward_pass;
+        made.verb = name(call.verb);
+        made.number = ++group.calls;
+        const nb::object counted = attribute(group.group.ptr(), backend().calls);
+        if (counted.is_valid()) made.number += integer_of(counted.ptr()).value_or(0);
+        try {
+            // With the GIL: nobody who has the lock of the queue waits for it.
+            made.handle.completion =
+                group.communicator->start(std::move(call), group.communicator->seconds());
+        } catch (const Failure& failure) {
+            set_explained_error(failure, made.verb, group.group.ptr(), 0);
+            return nullptr;
+        }
+        made.tensors = nb::borrow(tensors);
+        nb::object used = other == nullptr
+                              ? made.tensors
+                              : nb::object(nb::make_tuple(made.tensors, nb::handle(other)));
+        made.handle.kept = {std::move(used), made.handle.completion};
+        made.process_group = nb::borrow(process_group_);
+        made.calls = own().calls;
+        const nb::object native = nb::cast(std::move(made));
+        nb::object work = nb::steal(PyObject_CallNoArgs(backend().work.ptr()));
+        if (!work.is_valid() || PyObject_SetAttr(work.ptr(), backend().call, native.ptr()) != 0)
+            return nullptr;
+        return work.release().ptr();
+    }
+
+    nb::object direct_;
+    PyObject* process_group_ = nullptr;
+    PyObject* options_ = Py_None;
+    bool blocking_ = false;
+};
+
+/// The only entry of a list; null if it is not a list of one.
+PyObject* only(PyObject* list) {
+    return PyList_CheckExact(list) && PyList_GET_SIZE(list) == 1 ? PyList_GET_ITEM(list, 0)
+                                                                 : nullptr;
+}
+
+PyObject* list_of(PyObject* tensor) {
+    PyObject* list = PyList_New(1);
+    if (list != nullptr) PyList_SET_ITEM(list, 0, Py_NewRef(tensor));
+    return list;
+}
+
+// ---- methods of a group; the last argument is the options
+// ----------------------------------------
+
+/// (self, tensors, opts)
+PyObject* all_reduce(PyObject*, Arguments given, Py_ssize_t) {
+    Request request;
+    Tensor tensor;
+    PyObject* own = only(given[1]);
+    if (own == nullptr || !request.read(given[0], given[2]) || !read(own, tensor))
+        return not_ordinary();
+    CallArguments call = call_of(Verb::all_reduce, tensor);
+    call.source = call.target = tensor.data;
+    call.op = request.op(*tensor.type);
+    if (call.op == ReduceOp::none) return not_ordinary();
+    return request.make(call, given[1]);
+}
+
+/// (self, tensors, opts)
+PyObject* broadcast(PyObject*, Arguments given, Py_ssize_t) {
+    Request request;
+    Tensor tensor;
+    PyObject* own = only(given[1]);
+    if (own == nullptr || !request.read(given[0], given[2]) || !read(own, tensor))
+        return not_ordinary();
+    CallArguments call = call_of(Verb::broadcast, tensor);
+    call.root = request.root();
+    if (call.root < 0) return not_ordinary();
+    call.source = call.root == request.group().rank ? tensor.data : nullptr;
+    call.target = tensor.data;
+    return request.make(call, given[1]);
+}
+
+/// (self, tensors, opts)
+PyObject* reduce(PyObject*, Arguments given, Py_ssize_t) {
+    Request request;
+    Tensor tensor;
+    PyObject* own = only(given[1]);
+    if (own == nullptr || !request.read(given[0], given[2]) || !read(own, tensor))
+        return not_ordinary();
+    CallArguments call = call_of(Verb::reduce, tensor);
+    call.root = request.root();
+    call.op = request.op(*tensor.type);
+    if (call.root < 0 || call.op == ReduceOp::none) return not_ordinary();
+    call.source = tensor.data;
+    call.target = call.root == request.group().rank ? tensor.data : nullptr;
+    return request.make(call, given[1]);
+}
+
+/// (self, output, input, opts)
+PyObject* all_gather_single(PyObject*, Arguments given, Py_ssize_t) {
+    Request request;
+    Tensor output, input;
+    if (!request.read(given[0], given[3]) || !read(given[1], output) || !read(given[2], input) ||
+        !fit_part(request.group(), output, input))
+        return not_ordinary();
+    CallArguments call = call_of(Verb::all_gather, input);
+    call.source = input.data;
+    call.target = output.data;
+    const nb::object tensors = nb::steal(list_of(given[1]));
+    return request.make(call, tensors.ptr(), given[2]);
+}
+
+/// (self, output, input, opts)
+PyObject* reduce_scatter_single(PyObject*, Arguments given, Py_ssize_t) {
+    Request request;
+    Tensor output, input;
+    if (!request.read(given[0], given[3]) || !read(given[1], output) || !read(given[2], input) ||
+        !fit_part(request.group(), input, output))
+        return not_ordinary();
+    CallArguments call = call_of(Verb::reduce_scatter, output);
+    call.op = request.op(*output.type);
+    if (call.op == ReduceOp::none) return not_ordinary();
+    call.source = input.data;
+    call.target = output.data;
+    const nb::object tensors = nb::steal(list_of(given[1]));
+    return request.make(call, tensors.ptr(), given[2]);
+}
+
+/// (self, output, input, output_splits, input_splits, opts); splits that are empty mean equal ones.
+PyObject* all_to_all_single(PyObject*, Arguments given, Py_ssize_t) {
+    const auto is_empty = [](PyObject* list) {
+        return PyList_CheckExact(list) && PyList_GET_SIZE(list) == 0;
+    };
+    Request request;
+    Tensor output, input;
+    if (!is_empty(given[3]) || !is_empty(given[4]) || !request.read(given[0], given[5]) ||
+        !read(given[1], output) || !read(given[2], input) || output.count != input.count ||
+        output.data == input.data || !fit(output, input) ||
+        !has_equal_rows(request.group(), output) || !has_equal_rows(request.group(), input))
+        return not_ordinary();
+    CallArguments call = call_of(Verb::all_to_all, input);
+    call.count = input.count / static_cast<std::uint64_t>(request.group().size);
+    call.source = input.data;
+    call.target = output.data;
+    const nb::object tensors = nb::steal(list_of(given[1]));
+    return request.make(call, tensors.ptr(), given[2]);
+}
+
+/// (self, opts)
+PyObject* barrier(PyObject*, Arguments given, Py_ssize_t) {
+    Request request;
+    if (!request.read(given[0], given[1])) return not_ordinary();
+    CallArguments call;
+    call.verb = Verb::barrier;
+    const nb::object tensors = nb::steal(PyList_New(0));
+    return request.make(call, tensors.ptr());
+}
+
+// ---- the same with lists; only calls that block
+// --------------------------------------------------
+
+/// (self, output_lists, inputs, opts)
+PyObject* all_gather(PyObject*, Arguments given, Py_ssize_t) {
+    Request request;
+    PyObject *outputs = only(given[1]), *input = only(given[2]);
+    if (outputs == nullptr || input == nullptr || !request.read(given[0], given[3]) ||
+        !request.blocking())
+        return not_ordinary();
+    return Request::ended(all_gather_list(request.group(), outputs, input));
+}
+
+/// (self, outputs, input_lists, opts)
+PyObject* reduce_scatter(PyObject*, Arguments given, Py_ssize_t) {
+    Request request;
+    Tensor tensor;
+    PyObject *output = only(given[1]), *inputs = only(given[2]);
+    if (output == nullptr || inputs == nullptr || !request.read(given[0], given[3]) ||
+        !request.blocking() || !read(output, tensor))
+        return not_ordinary();
+    const ReduceOp op = request.op(*tensor.type);
+    if (op == ReduceOp::none) return not_ordinary();
+    return Request::ended(reduce_scatter_list(request.group(), output, inputs, op));
+}
+
+/// (self, outputs, inputs, opts)
+PyObject* all_to_all(PyObject*, Arguments given, Py_ssize_t) {
+    Request request;
+    if (!request.read(given[0], given[3]) || !request.blocking()) return not_ordinary();
+    return Request::ended(all_to_all_list(request.group(), given[1], given[2]));
+}
+
+/// The list of a root, as torch passes it: in a list on the root, an empty list elsewhere.
+PyObject* list_of_root(PyObject* lists) {
+    if (PyList_CheckExact(lists) && PyList_GET_SIZE(lists) == 0) return Py_None;
+    return only(lists);
+}
+
+/// (self, output_lists, inputs, opts)
+PyObject* gather(PyObject*, Arguments given, Py_ssize_t) {
+    Request request;
+    PyObject *outputs = list_of_root(given[1]), *input = only(given[2]);
+    if (outputs == nullptr || input == nullptr || !request.read(given[0], given[3]) ||
+        !request.blocking())
+        return not_ordinary();
+    const int root = request.root();
+    if (root < 0) return not_ordinary();
+    return Request::ended(gather_list(request.group(), input, outputs, root));
+}
+
+/// (self, outputs, input_lists, opts)
+PyObject* scatter(PyObject*, Arguments given, Py_ssize_t) {
+    Request request;
+    PyObject *output = only(given[1]), *inputs = list_of_root(given[2]);
+    if (output == nullptr || inputs == nullptr || !request.read(given[0], given[3]) ||
+        !request.blocking())
+        return not_ordinary();
+    const int root = request.root();
+    if (root < 0) return not_ordinary();
+    return Request::ended(scatter_list(request.group(), output, inputs, root));
+}
+
+// ---- methods of a work
+// ---------------------------------------------------------------------------
+
+/// (self, timeout): waits for a collective; runs it here if no thread does. What went wrong is left
+/// to Python, except Ctrl-C.
+PyObject* wait(PyObject*, Arguments given, Py_ssize_t) {
+    if (given[1] != Py_None && !is_unset(given[1])) return not_ordinary();
+    const nb::object native = attribute(given[0], backend().call);
+    if (!native.is_valid() || Py_TYPE(native.ptr()) != backend().call_type) return not_ordinary();
+    const auto& call = *nb::inst_ptr<BackendCall>(native);
+    const auto& completion = call.handle.completion;
+    if (!completion->done()) {
+        const auto failure =
+            failure_of([&] { call.group->communicator->finish(completion, {1e18, interrupted}); });
+        if (failure) {
+            set_error(*failure);
+            return nullptr;
+        }
+    }
+    return completion->failure() == nullptr ? Py_NewRef(Py_True) : not_ordinary();
+}
+
+/// Fills in None for the arguments at the end that were left out, and keeps C++ exceptions from
+/// Python.
+template <PyObject* (*function)(PyObject*, Arguments, Py_ssize_t), Py_ssize_t least,
+          Py_ssize_t most>
+PyObject* with_defaults(PyObject* self, Arguments given, Py_ssize_t number) {
+    if (number < least || number > most) return not_ordinary();  // Python says what is wrong
+    try {
+        if (number == most) return function(self, given, number);
+        PyObject* all[most];
+        for (Py_ssize_t i = 0; i < most; ++i) all[i] = i < number ? given[i] : Py_None;
+        return function(self, all, most);
+    } catch (const std::bad_alloc&) {
+        return PyErr_NoMemory();
+    }
+}
+
+template <PyObject* (*function)(PyObject*, Arguments, Py_ssize_t), Py_ssize_t most>
+PyMethodDef method_with_default(const char* name) {
+    const auto pointer = &with_defaults<function, most - 1, most>;
+    return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(pointer)),
+            METH_FASTCALL, nullptr};
+}
+
+PyMethodDef methods[] = {
+    method_with_default<all_reduce, 3>("all_reduce"),
+    method_with_default<broadcast, 3>("broadcast"),
+    method_with_default<reduce, 3>("reduce"),
+    method_with_default<all_gather_single, 4>("all_gather_single"),
+    method_with_default<reduce_scatter_single, 4>("reduce_scatter_single"),
+    method_with_default<all_to_all_single, 6>("all_to_all_single"),
+    method_with_default<barrier, 2>("barrier"),
+    method_with_default<all_gather, 4>("all_gather"),
+    method_with_default<reduce_scatter, 4>("reduce_scatter"),
+    method_with_default<all_to_all, 4>("all_to_all"),
+    method_with_default<gather, 4>("gather"),
+    method_with_default<scatter, 4>("scatter"),
+    method_with_default<wait, 2>("wait"),
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+void add_fast_backend(nb::module_& fast) {
+    PyDateTime_IMPORT;
+    nb::module_ module = fast.def_submodule("backend");
+    PyModule_AddFunctions(module.ptr(), methods);
+    add_native_method(module);
+    const nb::class_<BackendGroup> group(module, "BackendGroup");
+    backend().group_type = reinterpret_cast<PyTypeObject*>(group.ptr());
+    const nb::class_<BackendCall> call =
+        nb::class_<BackendCall>(module, "BackendCall")
+            .def_prop_ro("handle", [](BackendCall& self) -> CallHandle& { return self.handle; })
+            .def_prop_ro("process_group", [](BackendCall& self) { return self.process_group; })
+            .def_prop_ro("calls", [](BackendCall& self) { return self.calls; })
+            .def_prop_ro("verb", [](BackendCall& self) { return self.verb; })
+            .def_prop_ro("number", [](BackendCall& self) { return self.number; })
+            .def_prop_ro("tensors", [](BackendCall& self) { return self.tensors; });
+    backend().call_type = reinterpret_cast<PyTypeObject*>(call.ptr());
+    module.def("set_works", [](nb::object finished, nb::object work) {
+        backend().finished = std::move(finished);
+        backend().work = std::move(work);
+    });
+    module.def("learn_operator", [](std::size_t number, int code) {
+        backend().operators.at(number) = static_cast<ReduceOp>(code);
+    });
+    module.def("set_callback_thread", [](bool is_one) { runs_callbacks = is_one; });
+    // None for a group that we do not serve.
+    module.def("group_of", [](nb::handle native, nb::object calls) -> nb::object {
+        for (const auto& group : state().groups)
+            if (group->native.ptr() == native.ptr())
+                return nb::cast(BackendGroup{group, std::move(calls)});
+        return nb::none();
+    });
+}
+
+}  // namespace unisono
