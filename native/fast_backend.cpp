@@ -387,43 +387,56 @@ PyObject* wait(PyObject*, Arguments given, Py_ssize_t) {
     return completion->failure() == nullptr ? Py_NewRef(Py_True) : not_ordinary();
 }
 
-/// Fills in None for the arguments at the end that were left out, and keeps C++ exceptions from
-/// Python.
-template <PyObject* (*function)(PyObject*, Arguments, Py_ssize_t), Py_ssize_t least,
-          Py_ssize_t most>
-PyObject* with_defaults(PyObject* self, Arguments given, Py_ssize_t number) {
-    if (number < least || number > most) return not_ordinary();  // Python says what is wrong
+/// Calls a Python function when the call has ended, for somebody who is about to wait in C++.
+void on_done(const BackendCall& call, nb::object function) {
+    const auto& completion = call.handle.completion;
+    if (!completion->done()) {
+        const nb::gil_scoped_release release;
+        call.group->communicator->begin(completion);
+    }
+    call.handle.on_done(std::move(function));
+}
+
+/// Lets the last argument be None or be given by the keyword "opts", as torch does, and keeps C++
+/// exceptions from Python. Python says what is wrong with other arguments.
+template <PyObject* (*function)(PyObject*, Arguments, Py_ssize_t), Py_ssize_t count>
+PyObject* with_options(PyObject* self, Arguments given, Py_ssize_t number, PyObject* names) {
+    const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+    if (number + named > count || number + 1 < count || named > 1) return not_ordinary();
+    if (named == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "opts") != 0)
+        return not_ordinary();
     try {
-        if (number == most) return function(self, given, number);
-        PyObject* all[most];
-        for (Py_ssize_t i = 0; i < most; ++i) all[i] = i < number ? given[i] : Py_None;
-        return function(self, all, most);
+        if (number + named == count) return function(self, given, count);
+        std::array<PyObject*, count> all;
+        std::copy_n(given, number, all.begin());
+        all.back() = Py_None;
+        return function(self, all.data(), count);
     } catch (const std::bad_alloc&) {
         return PyErr_NoMemory();
     }
 }
 
-template <PyObject* (*function)(PyObject*, Arguments, Py_ssize_t), Py_ssize_t most>
-PyMethodDef method_with_default(const char* name) {
-    const auto pointer = &with_defaults<function, most - 1, most>;
+template <PyObject* (*function)(PyObject*, Arguments, Py_ssize_t), Py_ssize_t count>
+PyMethodDef method_with_options(const char* name) {
+    const auto pointer = &with_options<function, count>;
     return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(pointer)),
-            METH_FASTCALL, nullptr};
+            METH_FASTCALL | METH_KEYWORDS, nullptr};
 }
 
 PyMethodDef methods[] = {
-    method_with_default<all_reduce, 3>("all_reduce"),
-    method_with_default<broadcast, 3>("broadcast"),
-    method_with_default<reduce, 3>("reduce"),
-    method_with_default<all_gather_single, 4>("all_gather_single"),
-    method_with_default<reduce_scatter_single, 4>("reduce_scatter_single"),
-    method_with_default<all_to_all_single, 6>("all_to_all_single"),
-    method_with_default<barrier, 2>("barrier"),
-    method_with_default<all_gather, 4>("all_gather"),
-    method_with_default<reduce_scatter, 4>("reduce_scatter"),
-    method_with_default<all_to_all, 4>("all_to_all"),
-    method_with_default<gather, 4>("gather"),
-    method_with_default<scatter, 4>("scatter"),
-    method_with_default<wait, 2>("wait"),
+    method_with_options<all_reduce, 3>("all_reduce"),
+    method_with_options<broadcast, 3>("broadcast"),
+    method_with_options<reduce, 3>("reduce"),
+    method_with_options<all_gather_single, 4>("all_gather_single"),
+    method_with_options<reduce_scatter_single, 4>("reduce_scatter_single"),
+    method_with_options<all_to_all_single, 6>("all_to_all_single"),
+    method_with_options<barrier, 2>("barrier"),
+    method_with_options<all_gather, 4>("all_gather"),
+    method_with_options<reduce_scatter, 4>("reduce_scatter"),
+    method_with_options<all_to_all, 4>("all_to_all"),
+    method_with_options<gather, 4>("gather"),
+    method_with_options<scatter, 4>("scatter"),
+    method_with_options<wait, 2>("wait"),
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -439,6 +452,7 @@ void add_fast_backend(nb::module_& fast) {
     const nb::class_<BackendCall> call =
         nb::class_<BackendCall>(module, "BackendCall")
             .def_prop_ro("handle", [](BackendCall& self) -> CallHandle& { return self.handle; })
+            .def("on_done", &on_done)
             .def_prop_ro("process_group", [](BackendCall& self) { return self.process_group; })
             .def_prop_ro("calls", [](BackendCall& self) { return self.calls; })
             .def_prop_ro("verb", [](BackendCall& self) { return self.verb; })

@@ -22,11 +22,9 @@ struct NativeMethod {
 
 PyObject* call_method(PyObject* self, PyObject* const* given, std::size_t count, PyObject* names) {
     const auto* method = reinterpret_cast<const NativeMethod*>(self);
-    if (names == nullptr) {
-        PyObject* result = PyObject_Vectorcall(method->ordinary, given, count, nullptr);
-        if (result != Py_NotImplemented) return result;
-        Py_DECREF(result);
-    }
+    PyObject* result = PyObject_Vectorcall(method->ordinary, given, count, names);
+    if (result != Py_NotImplemented) return result;
+    Py_DECREF(result);
     return PyObject_Vectorcall(method->general, given, count, names);
 }
 

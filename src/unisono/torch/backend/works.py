@@ -115,7 +115,7 @@ class NativeWork(CollectiveWork):
         if future is None:
             future = NativeFuture(self, self._call.process_group.run_in_order)
             self._known_future = weakref.ref(future)  # weak: the future holds this work
-            self._call.handle.on_done(future.complete)
+            self._call.on_done(future.complete)
         return future
 
 
