@@ -6,6 +6,7 @@ ways; and what the native module does alone must not depend on who keeps which o
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import weakref
@@ -15,8 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.helpers import worlds
-from tests.helpers.backend_cases import DistributedDataParallel, data, join, same, same_each
+from tests.helpers import backend_cases as cases
+from tests.helpers.backend_cases import DistributedDataParallel, data, same, same_each
 from tests.helpers.processes import wait_until
 from unisono.errors import MismatchError
 from unisono.torch.backend.direct import native
@@ -25,34 +26,20 @@ RANKS = 3
 
 
 @pytest.fixture(scope="module")
-def pools():
-    every = worlds.Worlds()
-    yield every
-    every.close()
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("store"))
+def ranks(tmp_path_factory):
+    with cases.PooledRanks(RANKS, tmp_path_factory.mktemp("store")) as pooled:
+        yield pooled
 
 
 @pytest.fixture
-def run(pools, store, tmp_path):
+def run(ranks, tmp_path):
     """`run(function, *args)` calls `function(rank, folder, *args)` on all ranks of the group."""
-    where = store, tmp_path
-    return lambda function, *args: pools.run("shm", RANKS, in_group, where, function, args)
+    return functools.partial(ranks.run, tmp_path)
 
 
-def in_group(world, where, function, args):
-    join(world, where[0])
-    return function(world.rank, where[1], *args)
-
+total = functools.partial(cases.total, RANKS)
 
 # ---- both ways -----------------------------------------------------------------------------------
-
-
-def total(shape=(3,), slot=0):
-    return sum(data(each, shape, slot=slot) for each in range(RANKS))
 
 
 def call_each(rank, group, async_op):
@@ -85,6 +72,22 @@ def call_each(rank, group, async_op):
     swapped = torch.zeros(3)
     end(dist.all_to_all_single(swapped, every[rank], group=group, async_op=async_op))
     same(swapped, torch.stack([tensor[rank] for tensor in every]))
+    lists = [torch.zeros(3) for _ in range(RANKS)]
+    end(dist.all_gather(lists, every[rank], group=group, async_op=async_op))
+    same_each(lists, every)
+    share = torch.zeros(1)
+    own = list(every[rank].split(1))
+    end(dist.reduce_scatter(share, own, group=group, async_op=async_op))
+    same(share, total()[rank : rank + 1])
+    lists = [torch.zeros(1) for _ in range(RANKS)]
+    end(dist.all_to_all(lists, own, group=group, async_op=async_op))
+    same(torch.cat(lists), torch.stack([tensor[rank] for tensor in every]))
+    lists = [torch.zeros(3) for _ in range(RANKS)] if rank == 1 else None
+    end(dist.gather(every[rank], lists, 1, group=group, async_op=async_op))
+    same_each(lists or [], every if rank == 1 else [])
+    x = torch.zeros(3)
+    end(dist.scatter(x, every if rank == 2 else None, 2, group=group, async_op=async_op))
+    same(x, every[rank])
     end(dist.barrier(group=group, async_op=async_op))
 
 
@@ -96,7 +99,11 @@ def mix_ways(rank, folder):
     for others in ([], [0], [1], [2], [0, 1, 2]):
         group.direct = None if rank in others else direct
         for async_op in (False, True):
+            before = group._core._calls  # those of the general way
             call_each(rank, group, async_op)
+            made = group._core._calls - before
+            # Calls with lists go the general way unless they block.
+            assert made == (14 if rank in others else 5 if async_op else 0)
     group.direct = direct
     # Sizes that are given on one rank, and are the same on all.
     own, swapped = data(rank, (3,)), torch.zeros(3)
