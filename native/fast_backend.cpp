@@ -16,8 +16,7 @@ namespace unisono {
 
 namespace {
 
-// ---- what Python tells us
-// ------------------------------------------------------------------------
+// ---- what Python tells us ----
 
 /// A process group's way to us: the attribute `direct` of torch's group.
 struct BackendGroup {
@@ -31,14 +30,16 @@ struct BackendCall {
     std::shared_ptr<FastGroup> group;
     nb::object process_group, calls;  ///< torch's group, and as in BackendGroup
     const char* verb = "";
-    std::uint64_t number = 0;
-    nb::object tensors;  ///< a list: the result
+    std::uint64_t number = 0;  ///< of a collective
+    std::int64_t tag = 0;      ///< of a message
+    nb::object tensors;        ///< a list: the result
 };
 
 /// Never freed: it holds Python objects.
 struct Backend {
     nb::object finished;                 ///< the work of every call that has ended
-    nb::object work;                     ///< the class of works of calls in progress
+    nb::object work;                     ///< the class of works of collectives in progress
+    nb::object message;                  ///< and of messages
     std::array<ReduceOp, 16> operators;  ///< by torch's numbers; none: not ordinary
     PyTypeObject* group_type = nullptr;
     PyTypeObject* call_type = nullptr;
@@ -61,8 +62,7 @@ Backend& backend() {
 /// Whether this thread runs callbacks of futures: its calls have a group of their own.
 constinit thread_local bool runs_callbacks = false;
 
-// ---- arguments
-// -----------------------------------------------------------------------------------
+// ---- arguments ----
 
 /// An attribute; invalid, without a Python error, if there is none.
 nb::object attribute(PyObject* object, PyObject* name) {
@@ -83,7 +83,7 @@ bool is_unset(PyObject* time) {
 class Request {
 public:
     /// False: not ordinary.
-    bool read(PyObject* process_group, PyObject* options) {
+    bool read(PyObject* process_group, PyObject* options = Py_None) {
         const Backend& known = backend();
         if (runs_callbacks) return false;
         direct_ = attribute(process_group, known.direct);
@@ -133,6 +133,20 @@ public:
         return run(group(), call) ? Py_NewRef(backend().finished.ptr()) : nullptr;
     }
 
+    /// Posts a message to or from a rank of the group.
+    PyObject* post_message(bool sending, PyObject* tensors, const Tensor& tensor, int peer,
+                           std::int64_t tag) const {
+        KeptUntilDone::sweep();
+        auto transfer = post(group(), sending, tensor, peer, tag, false);
+        if (transfer == nullptr) return nullptr;
+        BackendCall made;
+        made.verb = sending ? "send" : "recv";
+        made.tag = tag;
+        made.handle.completion = std::shared_ptr<Completion>(transfer, &transfer->completion);
+        made.handle.transfer = std::move(transfer);
+        return work_of(std::move(made), backend().message, tensors, nullptr);
+    }
+
     /// What torch gets for a call that has blocked and returned this.
     static PyObject* ended(PyObject* result) {
         if (result != Py_None) return result;
@@ -146,14 +160,14 @@ private:
     PyObject* start(CallArguments& call, PyObject* tensors, PyObject* other) const {
         KeptUntilDone::sweep();
         BackendCall made;
-        made.group = own().group;
-        FastGroup& group = *made.group;
+        FastGroup& group = this->group();
         call.call_site = CallSiteFinder::current();
         call.backward = backward_pass;
         made.verb = name(call.verb);
         made.number = ++group.calls;
         const nb::object counted = attribute(group.group.ptr(), backend().calls);
-        if (counted.is_valid()) made.number += integer_of(counted.ptr()).value_or(0);
+        if (counted.is_valid())
+            made.number += static_cast<std::uint64_t>(integer_of(counted.ptr()).value_or(0));
         try {
             // With the GIL: nobody who has the lock of the queue waits for it.
             made.handle.completion =
@@ -162,15 +176,22 @@ private:
             set_explained_error(failure, made.verb, group.group.ptr(), 0);
             return nullptr;
         }
+        return work_of(std::move(made), backend().work, tensors, other);
+    }
+
+    /// The work of a call in progress, with all that it needs.
+    PyObject* work_of(BackendCall made, const nb::object& type, PyObject* tensors,
+                      PyObject* other) const {
+        made.group = own().group;
+        made.process_group = nb::borrow(process_group_);
+        made.calls = own().calls;
         made.tensors = nb::borrow(tensors);
         nb::object used = other == nullptr
                               ? made.tensors
                               : nb::object(nb::make_tuple(made.tensors, nb::handle(other)));
         made.handle.kept = {std::move(used), made.handle.completion};
-        made.process_group = nb::borrow(process_group_);
-        made.calls = own().calls;
         const nb::object native = nb::cast(std::move(made));
-        nb::object work = nb::steal(PyObject_CallNoArgs(backend().work.ptr()));
+        nb::object work = nb::steal(PyObject_CallNoArgs(type.ptr()));
         if (!work.is_valid() || PyObject_SetAttr(work.ptr(), backend().call, native.ptr()) != 0)
             return nullptr;
         return work.release().ptr();
@@ -194,8 +215,7 @@ PyObject* list_of(PyObject* tensor) {
     return list;
 }
 
-// ---- methods of a group; the last argument is the options
-// ----------------------------------------
+// ---- methods of a group; the last argument is the options ----
 
 /// (self, tensors, opts)
 PyObject* all_reduce(PyObject*, Arguments given, Py_ssize_t) {
@@ -302,8 +322,7 @@ PyObject* barrier(PyObject*, Arguments given, Py_ssize_t) {
     return request.make(call, tensors.ptr());
 }
 
-// ---- the same with lists; only calls that block
-// --------------------------------------------------
+// ---- the same with lists; only calls that block ----
 
 /// (self, output_lists, inputs, opts)
 PyObject* all_gather(PyObject*, Arguments given, Py_ssize_t) {
@@ -365,11 +384,29 @@ PyObject* scatter(PyObject*, Arguments given, Py_ssize_t) {
     return Request::ended(scatter_list(request.group(), output, inputs, root));
 }
 
-// ---- methods of a work
-// ---------------------------------------------------------------------------
+// ---- messages ----
 
-/// (self, timeout): waits for a collective; runs it here if no thread does. What went wrong is left
-/// to Python, except Ctrl-C.
+/// (self, tensors, peer, tag)
+PyObject* message(bool sending, Arguments given) {
+    Request request;
+    Tensor tensor;
+    PyObject* own = only(given[1]);
+    if (own == nullptr || !request.read(given[0]) || !read(own, tensor)) return not_ordinary();
+    const auto peer = integer_of(given[2]);
+    const auto tag = given[3] == Py_None ? 0 : integer_of(given[3]);
+    const FastGroup& group = request.group();
+    if (!peer || !tag || *peer < 0 || *peer >= group.size || *peer == group.rank)
+        return not_ordinary();
+    return request.post_message(sending, given[1], tensor, static_cast<int>(*peer), *tag);
+}
+
+PyObject* send(PyObject*, Arguments given, Py_ssize_t) { return message(true, given); }
+PyObject* recv(PyObject*, Arguments given, Py_ssize_t) { return message(false, given); }
+
+// ---- methods of a work ----
+
+/// (self, timeout): waits for a call; runs a collective here if no thread does. What went wrong is
+/// left to Python, except Ctrl-C.
 PyObject* wait(PyObject*, Arguments given, Py_ssize_t) {
     if (given[1] != Py_None && !is_unset(given[1])) return not_ordinary();
     const nb::object native = attribute(given[0], backend().call);
@@ -377,8 +414,15 @@ PyObject* wait(PyObject*, Arguments given, Py_ssize_t) {
     const auto& call = *nb::inst_ptr<BackendCall>(native);
     const auto& completion = call.handle.completion;
     if (!completion->done()) {
-        const auto failure =
-            failure_of([&] { call.group->communicator->finish(completion, {1e18, interrupted}); });
+        const Limits forever{1e18, interrupted};  // the call itself has a deadline
+        const auto failure = failure_of([&] {
+            if (call.handle.transfer == nullptr) {
+                call.group->communicator->finish(completion, forever);
+            } else {
+                call.handle.fork_guard.check();
+                completion->wait(forever);
+            }
+        });
         if (failure) {
             set_error(*failure);
             return nullptr;
@@ -436,6 +480,8 @@ PyMethodDef methods[] = {
     method_with_options<all_to_all, 4>("all_to_all"),
     method_with_options<gather, 4>("gather"),
     method_with_options<scatter, 4>("scatter"),
+    method_with_options<send, 4>("send"),
+    method_with_options<recv, 4>("recv"),
     method_with_options<wait, 2>("wait"),
     {nullptr, nullptr, 0, nullptr},
 };
@@ -457,11 +503,14 @@ void add_fast_backend(nb::module_& fast) {
             .def_prop_ro("calls", [](BackendCall& self) { return self.calls; })
             .def_prop_ro("verb", [](BackendCall& self) { return self.verb; })
             .def_prop_ro("number", [](BackendCall& self) { return self.number; })
+            .def_prop_ro("tag", [](BackendCall& self) { return self.tag; })
+            .def_prop_ro("peer", [](BackendCall& self) { return self.handle.transfer->peer; })
             .def_prop_ro("tensors", [](BackendCall& self) { return self.tensors; });
     backend().call_type = reinterpret_cast<PyTypeObject*>(call.ptr());
-    module.def("set_works", [](nb::object finished, nb::object work) {
+    module.def("set_works", [](nb::object finished, nb::object work, nb::object message) {
         backend().finished = std::move(finished);
         backend().work = std::move(work);
+        backend().message = std::move(message);
     });
     module.def("learn_operator", [](std::size_t number, int code) {
         backend().operators.at(number) = static_cast<ReduceOp>(code);

@@ -178,6 +178,12 @@ PyObject* reduce_scatter_list(FastGroup& group, PyObject* output, PyObject* list
 PyObject* gather_list(FastGroup& group, PyObject* tensor, PyObject* list, int root);
 PyObject* scatter_list(FastGroup& group, PyObject* tensor, PyObject* list, int root);
 
+// ---- messages (fast_messages.cpp) ----
+
+/// A message, posted or complete; null with a Python error.
+std::shared_ptr<Transfer> post(FastGroup& group, bool sending, const Tensor& tensor, int peer,
+                               std::int64_t tag, bool blocking);
+
 // ---- functions of the module ----
 
 /// Checks the number of arguments, and keeps C++ exceptions from Python.

@@ -5,9 +5,6 @@ namespace nb = nanobind;
 
 namespace unisono {
 
-namespace {
-
-/// A message, posted or complete; null with a Python error.
 std::shared_ptr<Transfer> post(FastGroup& group, bool sending, const Tensor& tensor, int peer,
                                std::int64_t tag, bool blocking) {
     const nb::object python_group = group.group, native = group.native;
@@ -29,6 +26,8 @@ std::shared_ptr<Transfer> post(FastGroup& group, bool sending, const Tensor& ten
     set_explained_error(*failure, sending ? "send" : "recv", python_group.ptr(), tag);
     return nullptr;
 }
+
+namespace {
 
 /// What a message says: (tensor, peer, group, tag, group_peer).
 struct Message {

@@ -69,7 +69,7 @@ class DirectCalls:
     def work_of(self, call: Any) -> Work:
         """The core's work of a call, for all that native code does not tell torch itself."""
         work = self._engine.work_of(call.handle).with_value(list(call.tensors))
-        work.note(lambda: dispatch.where(call.verb, self._group, call.number))
+        work.note(lambda: dispatch.where(call.verb, self._group, call.number, call.tag))
         return work
 
 

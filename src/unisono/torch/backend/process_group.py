@@ -293,12 +293,14 @@ class UnisonoGroup(ProcessGroupBase):
 
     # ---- messages ----
 
+    @first_natively("send")
     def send(self, tensors: Sequence[Any], dst: int, tag: int = 0) -> dist.Work:
         """Start to send a tensor to a rank of the group."""
         tensor, group = _only(tensors), self.group_for_this_thread()
         work = dispatch.send(group, view(tensor), dst, tag, blocking=False)
         return self._handle_message(work, dst, tensor)
 
+    @first_natively("recv")
     def recv(self, tensors: Sequence[Any], src: int, tag: int = 0) -> dist.Work:
         """Start to receive a tensor from a rank of the group."""
         tensor, group = _only(tensors), self.group_for_this_thread()

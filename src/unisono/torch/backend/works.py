@@ -13,7 +13,7 @@ from unisono.torch.backend.direct import first_natively, native
 from unisono.torch.backend.dynamo import skip
 from unisono.torch.backend.futures import NativeFuture, Run, WorkFuture, run_in_new_thread
 
-__all__ = ["FINISHED", "CollectiveWork", "MessageWork", "NativeWork"]
+__all__ = ["FINISHED", "CollectiveWork", "MessageWork", "NativeMessageWork", "NativeWork"]
 
 _NO_LIMIT = timedelta(0)  # torch passes this, or less, where it means no limit
 
@@ -45,11 +45,12 @@ FINISHED = _FinishedWork()
 class CollectiveWork(dist.Work):  # type: ignore[misc]
     """A collective under way; `run` says where the callbacks of its future run."""
 
+    _future: Any = None
+
     def __init__(self, work: Work, run: Run) -> None:
         super().__init__()
         self._work = work
         self._run = run
-        self._future: Any = None
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
         """Return True when the result is in its place; raise what went wrong."""
@@ -84,25 +85,41 @@ class CollectiveWork(dist.Work):  # type: ignore[misc]
 
 
 @skip
-class NativeWork(CollectiveWork):
-    """A collective under way in the native module, whose thread runs it unless somebody waits.
+class MessageWork(CollectiveWork):
+    """A message under way; it may end before messages that were started earlier."""
 
-    Native code makes it and sets `_call`. What does not happen in every call (an error, a timeout,
-    a question) is left to a work of the core, which is made on demand.
-    """
+    def __init__(self, work: Work, peer: int | None) -> None:
+        super().__init__(work, run_in_new_thread)
+        self._peer = peer
+
+    def source_rank(self) -> int:
+        """The rank of the group that the message came from."""
+        source = self._work.source
+        if source is None:  # an engine may leave it out where it was asked for one rank
+            source = self._peer
+        return -1 if source is None else source
+
+    _source_rank = source_rank
+
+
+# ---- calls of the native module: it makes these works, and sets `_call` --------------------------
+
+
+def _core_work(self: Any, name: str) -> Any:
+    """The work of the core, made on demand: for an error, a timeout, a question."""
+    if name != "_work":
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    made = self._call.calls.work_of(self._call)
+    return self.__dict__.setdefault("_work", made)  # another thread may have made one too
+
+
+@skip
+class NativeWork(CollectiveWork):
+    """A collective under way, which the native thread runs unless somebody waits."""
 
     __init__ = dist.Work.__init__
-
-    def __getattr__(self, name: str) -> Any:
-        if name != "_work":
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        made = self._call.calls.work_of(self._call)
-        return self.__dict__.setdefault("_work", made)  # another thread may have made one too
-
-    @first_natively("wait")
-    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
-        """Return True when the result is in its place; raise what went wrong."""
-        return super().wait(timeout)
+    __getattr__ = _core_work
+    wait = first_natively("wait")(CollectiveWork.wait)
 
     def result(self) -> list[Any]:
         """Wait, and return the tensors that hold the result."""
@@ -119,23 +136,22 @@ class NativeWork(CollectiveWork):
         return future
 
 
-if native is not None:
-    native.set_works(FINISHED, NativeWork)
-
-
 @skip
-class MessageWork(CollectiveWork):
-    """A message under way; it may end before messages that were started earlier."""
+class NativeMessageWork(MessageWork):
+    """A message under way."""
 
-    def __init__(self, work: Work, peer: int | None) -> None:
-        super().__init__(work, run_in_new_thread)
-        self._peer = peer
+    __init__ = dist.Work.__init__
+    __getattr__ = _core_work
+    wait = first_natively("wait")(CollectiveWork.wait)
+    _run = staticmethod(run_in_new_thread)
 
     def source_rank(self) -> int:
         """The rank of the group that the message came from."""
-        source = self._work.source
-        if source is None:  # an engine may leave it out where it was asked for one rank
-            source = self._peer
-        return -1 if source is None else source
+        peer: int = self._call.peer
+        return peer
 
     _source_rank = source_rank
+
+
+if native is not None:
+    native.set_works(FINISHED, NativeWork, NativeMessageWork)
