@@ -2,206 +2,16 @@
 //
 // A function here takes the arguments of the method of torch that it stands for, and returns
 // NotImplemented, with nothing done, unless all is ordinary; a NativeMethod then makes the call by
-// the method's own code in Python. Torch's options are read by their attributes, each at most once.
-#include "fast_call.hpp"
-
-// After Python.h.
-#include <datetime.h>
-
+// the method's own code in Python.
 #include <array>
+
+#include "fast_request.hpp"
 
 namespace nb = nanobind;
 
 namespace unisono {
 
 namespace {
-
-// ---- what Python tells us ----
-
-/// A process group's way to us: the attribute `direct` of torch's group.
-struct BackendGroup {
-    std::shared_ptr<FastGroup> group;
-    nb::object calls;  ///< a DirectCalls of torch/backend/direct.py, for all that we leave to it
-};
-
-/// A call in progress: the attribute `_call` of torch's work.
-struct BackendCall {
-    CallHandle handle;
-    std::shared_ptr<FastGroup> group;
-    nb::object process_group, calls;  ///< torch's group, and as in BackendGroup
-    const char* verb = "";
-    std::uint64_t number = 0;  ///< of a collective
-    std::int64_t tag = 0;      ///< of a message
-    nb::object tensors;        ///< a list: the result
-};
-
-/// Never freed: it holds Python objects.
-struct Backend {
-    nb::object finished;                 ///< the work of every call that has ended
-    nb::object work;                     ///< the class of works of collectives in progress
-    nb::object message;                  ///< and of messages
-    std::array<ReduceOp, 16> operators;  ///< by torch's numbers; none: not ordinary
-    PyTypeObject* group_type = nullptr;
-    PyTypeObject* call_type = nullptr;
-    PyObject* direct = PyUnicode_InternFromString("direct");
-    PyObject* call = PyUnicode_InternFromString("_call");
-    PyObject* calls = PyUnicode_InternFromString("_calls");
-    PyObject* async_op = PyUnicode_InternFromString("asyncOp");
-    PyObject* timeout = PyUnicode_InternFromString("timeout");
-    PyObject* reduce_op = PyUnicode_InternFromString("reduceOp");
-    PyObject* root_rank = PyUnicode_InternFromString("rootRank");
-
-    Backend() { operators.fill(ReduceOp::none); }
-};
-
-Backend& backend() {
-    static auto* instance = new Backend;
-    return *instance;
-}
-
-/// Whether this thread runs callbacks of futures: its calls have a group of their own.
-constinit thread_local bool runs_callbacks = false;
-
-// ---- arguments ----
-
-/// An attribute; invalid, without a Python error, if there is none.
-nb::object attribute(PyObject* object, PyObject* name) {
-    nb::object found = nb::steal(PyObject_GetAttr(object, name));
-    if (!found.is_valid()) PyErr_Clear();
-    return found;
-}
-
-/// Whether this is a timedelta that torch takes for no time at all: zero or less.
-bool is_unset(PyObject* time) {
-    if (!PyDelta_Check(time)) return false;
-    const int days = PyDateTime_DELTA_GET_DAYS(time);
-    return days < 0 || (days == 0 && PyDateTime_DELTA_GET_SECONDS(time) == 0 &&
-                        PyDateTime_DELTA_GET_MICROSECONDS(time) == 0);
-}
-
-/// Who calls, and how: a torch group with its options.
-class Request {
-public:
-    /// False: not ordinary.
-    bool read(PyObject* process_group, PyObject* options = Py_None) {
-        const Backend& known = backend();
-        if (runs_callbacks) return false;
-        direct_ = attribute(process_group, known.direct);
-        if (!direct_.is_valid() || Py_TYPE(direct_.ptr()) != known.group_type) return false;
-        process_group_ = process_group;
-        options_ = options;
-        if (options == Py_None) return true;  // in the background
-        const nb::object async_op = attribute(options, known.async_op);
-        if (!async_op.is_valid() || (async_op.ptr() != Py_True && async_op.ptr() != Py_False))
-            return false;
-        blocking_ = async_op.ptr() == Py_False;
-        const nb::object timeout = attribute(options, known.timeout);
-        return timeout.is_valid() && is_unset(timeout.ptr());
-    }
-
-    FastGroup& group() const { return *own().group; }
-    bool blocking() const { return blocking_; }
-
-    /// The operator, if it needs no factor and the dtype has it; none otherwise. The hash of
-    /// torch's operators is their number, which direct.py has checked.
-    ReduceOp op(const ElementType& type) const {
-        Py_hash_t number = 0;  // the sum
-        if (options_ != Py_None) {
-            const nb::object given = attribute(options_, backend().reduce_op);
-            number = given.is_valid() ? PyObject_Hash(given.ptr()) : -1;
-            if (number == -1) PyErr_Clear();
-        }
-        const auto& operators = backend().operators;
-        if (number < 0 || number >= static_cast<Py_hash_t>(operators.size())) return ReduceOp::none;
-        const ReduceOp found = operators[static_cast<std::size_t>(number)];
-        if (found == ReduceOp::none) return found;
-        return (type.operators >> static_cast<int>(found) & 1) != 0 ? found : ReduceOp::none;
-    }
-
-    /// The root; -1: not ordinary.
-    int root() const {
-        if (options_ == Py_None) return -1;
-        const nb::object given = attribute(options_, backend().root_rank);
-        const auto root = given.is_valid() ? integer_of(given.ptr()) : std::nullopt;
-        return root && *root >= 0 && *root < group().size ? static_cast<int>(*root) : -1;
-    }
-
-    /// Runs the call, or starts it. `tensors` is the list of what it writes, `other` one more
-    /// tensor that has to stay alive.
-    PyObject* make(CallArguments& call, PyObject* tensors, PyObject* other = nullptr) const {
-        if (!blocking_) return start(call, tensors, other);
-        return run(group(), call) ? Py_NewRef(backend().finished.ptr()) : nullptr;
-    }
-
-    /// Posts a message to or from a rank of the group.
-    PyObject* post_message(bool sending, PyObject* tensors, const Tensor& tensor, int peer,
-                           std::int64_t tag) const {
-        KeptUntilDone::sweep();
-        auto transfer = post(group(), sending, tensor, peer, tag, false);
-        if (transfer == nullptr) return nullptr;
-        BackendCall made;
-        made.verb = sending ? "send" : "recv";
-        made.tag = tag;
-        made.handle.completion = std::shared_ptr<Completion>(transfer, &transfer->completion);
-        made.handle.transfer = std::move(transfer);
-        return work_of(std::move(made), backend().message, tensors, nullptr);
-    }
-
-    /// What torch gets for a call that has blocked and returned this.
-    static PyObject* ended(PyObject* result) {
-        if (result != Py_None) return result;
-        Py_DECREF(result);
-        return Py_NewRef(backend().finished.ptr());
-    }
-
-private:
-    BackendGroup& own() const { return *nb::inst_ptr<BackendGroup>(direct_); }
-
-    PyObject* start(CallArguments& call, PyObject* tensors, PyObject* other) const {
-        KeptUntilDone::sweep();
-        BackendCall made;
-        FastGroup& group = this->group();
-        call.call_site = CallSiteFinder::current();
-        call.backward = backward_pass;
-        made.verb = name(call.verb);
-        made.number = ++group.calls;
-        const nb::object counted = attribute(group.group.ptr(), backend().calls);
-        if (counted.is_valid())
-            made.number += static_cast<std::uint64_t>(integer_of(counted.ptr()).value_or(0));
-        try {
-            // With the GIL: nobody who has the lock of the queue waits for it.
-            made.handle.completion =
-                group.communicator->start(std::move(call), group.communicator->seconds());
-        } catch (const Failure& failure) {
-            set_explained_error(failure, made.verb, group.group.ptr(), 0);
-            return nullptr;
-        }
-        return work_of(std::move(made), backend().work, tensors, other);
-    }
-
-    /// The work of a call in progress, with all that it needs.
-    PyObject* work_of(BackendCall made, const nb::object& type, PyObject* tensors,
-                      PyObject* other) const {
-        made.group = own().group;
-        made.process_group = nb::borrow(process_group_);
-        made.calls = own().calls;
-        made.tensors = nb::borrow(tensors);
-        nb::object used = other == nullptr
-                              ? made.tensors
-                              : nb::object(nb::make_tuple(made.tensors, nb::handle(other)));
-        made.handle.kept = {std::move(used), made.handle.completion};
-        const nb::object native = nb::cast(std::move(made));
-        nb::object work = nb::steal(PyObject_CallNoArgs(type.ptr()));
-        if (!work.is_valid() || PyObject_SetAttr(work.ptr(), backend().call, native.ptr()) != 0)
-            return nullptr;
-        return work.release().ptr();
-    }
-
-    nb::object direct_;
-    PyObject* process_group_ = nullptr;
-    PyObject* options_ = Py_None;
-    bool blocking_ = false;
-};
 
 /// The only entry of a list; null if it is not a list of one.
 PyObject* only(PyObject* list) {
@@ -489,7 +299,6 @@ PyMethodDef methods[] = {
 }  // namespace
 
 void add_fast_backend(nb::module_& fast) {
-    PyDateTime_IMPORT;
     nb::module_ module = fast.def_submodule("backend");
     PyModule_AddFunctions(module.ptr(), methods);
     add_native_method(module);
