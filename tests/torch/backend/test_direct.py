@@ -251,6 +251,21 @@ def test_who_waits_runs_the_queue(run):
     run(wait_in_any_order)
 
 
+def ask_before_a_message(rank, folder):
+    """Rank 1 makes the call only after a message that rank 0 sends when it has its future."""
+    group, token, x = dist.new_group(), torch.ones(1), data(rank, (3,))
+    if rank == 1:
+        dist.recv(token, 0)
+    future = dist.all_reduce(x, group=group, async_op=True).get_future()
+    if rank == 0:
+        dist.send(token, 1)
+    same_each(future.wait(), [total()])
+
+
+def test_a_future_does_not_wait(run):
+    run(ask_before_a_message)
+
+
 def train(rank, folder):
     """C++ waits for the futures of DDP, and no thread of Python is between."""
     group = dist.new_group()
