@@ -125,6 +125,10 @@ void Communicator::finish(const std::shared_ptr<Completion>& completion, const L
     worker_->finish(completion, limits);
 }
 
+void Communicator::begin(const std::shared_ptr<Completion>& completion) {
+    if (!fork_guard_.in_forked_child()) worker_->begin(completion);
+}
+
 std::shared_ptr<Transfer> Communicator::transfer(bool sending, int peer, std::int64_t tag) const {
     auto made = std::make_shared<Transfer>();
     made->sending = sending;

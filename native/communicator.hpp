@@ -84,6 +84,9 @@ public:
     /// Waits for a collective; runs it here if no thread does. Throws Failure only for Ctrl-C.
     void finish(const std::shared_ptr<Completion>& completion, const Limits& limits);
 
+    /// Lets a collective begin for somebody who is about to wait elsewhere; see Worker::begin().
+    void begin(const std::shared_ptr<Completion>& completion);
+
     /// A send to or receive from rank `peer` of this group, for the caller to fill in and post.
     std::shared_ptr<Transfer> transfer(bool sending, int peer, std::int64_t tag) const;
 

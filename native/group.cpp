@@ -143,6 +143,31 @@ void Group::run(const CallArguments& arguments, const Limits& limits) {
     }
 }
 
+bool Group::peers_come(Clock::duration longest) noexcept {
+    const std::uint32_t number = calls_ + 1;
+    // Relaxed, here and below: nothing is read because of it but the turn, in the call itself.
+    members_[rank_].coming.store(number, std::memory_order_relaxed);
+    const auto comes = [&](int peer) {
+        const std::uint32_t coming = members_[peer].coming.load(std::memory_order_relaxed);
+        const std::uint32_t turn = members_[peer].turn.value.load(std::memory_order_relaxed);
+        return static_cast<std::int32_t>(coming - number) >= 0 ||
+               static_cast<std::int32_t>(turn - turn_) > 0;
+    };
+    const auto deadline = Clock::now() + longest;
+    const bool spins = arena_->spin_policy().spins != 0;
+    for (int i = 1; i < size_; ++i) {
+        const int peer = (rank_ + i) % size_;
+        while (!comes(peer)) {
+            if (Clock::now() >= deadline) return false;
+            if (spins)
+                pause();
+            else
+                yield_core();
+        }
+    }
+    return true;
+}
+
 void Group::give_up(LeaveReason why, int blamed) noexcept {
     Member& self = members_[rank_];
     const auto word = static_cast<std::uint32_t>(why) | static_cast<std::uint32_t>(blamed + 1) << 8;

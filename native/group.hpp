@@ -50,8 +50,9 @@ struct alignas(128) Member {
     std::atomic<std::uint64_t> fingerprint[2];  ///< by parity; in the same cache line as the turn
     std::atomic<std::uint64_t> memory[2];       ///< by parity; what peers may read, see Offer
     std::atomic<std::uint32_t> departed{
-        0};                          ///< 1 after it has left for good; others set it for dead ranks
-    alignas(64) PackedCall call[2];  ///< by parity; read if fingerprints differ
+        0};  ///< 1 after it has left for good; others set it for dead ranks
+    std::atomic<std::uint32_t> coming{0};  ///< the number of a call; a hint, see peers_come()
+    alignas(64) PackedCall call[2];        ///< by parity; read if fingerprints differ
 };
 
 /// Whether a rank waits in shrink(), or did so until its deadline or Ctrl-C.
@@ -151,6 +152,11 @@ public:
     /// Runs a collective to completion; throws Failure. After any failure but a mismatch the group
     /// is broken: the other members and later calls learn that.
     void run(const CallArguments& arguments, const Limits& limits);
+
+    /// Tells the other members that this rank is about to run its next call, and waits for
+    /// `longest` until all of them have said so or run it; whether they have. A hint: they may
+    /// still end, or be slow.
+    bool peers_come(Clock::duration longest) noexcept;
 
     /// Whether calls can succeed: the group is neither closed nor broken.
     bool usable() const noexcept { return usable_.load(std::memory_order_relaxed); }

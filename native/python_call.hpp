@@ -1,5 +1,5 @@
 // native/python_call.hpp: how code that Python calls waits and fails: without the GIL, with Ctrl-C,
-// and with the classes of unisono.errors. Part of bind.cpp and fast_call.cpp.
+// and with the classes of unisono.errors. Part of bind.cpp and fast_call.hpp.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -107,7 +107,7 @@ struct CallHandle {
     }
 };
 
-/// Adds the functions of fast_call.cpp to the module.
+/// Adds the functions of fast_call.hpp to the module.
 void add_fast_calls(nanobind::module_& module);
 
 }  // namespace unisono

@@ -11,9 +11,16 @@ constexpr auto idle_time = std::chrono::seconds(1);  // how long the thread wait
 
 /// A short call that somebody waits for is run by who waits, and waking the thread as well would
 /// cost more than the call. So where that was so last time, the thread looks by itself, every
-/// `nap`, and for `naps` times after the last such call.
+/// `nap`, and for `naps` times after the last such call. It takes what it has seen there before:
+/// who has just queued a call is about to wait for it.
 constexpr auto nap = std::chrono::microseconds(100);
 constexpr int naps = 10;
+constexpr std::uint64_t short_bytes = std::uint64_t{64} << 10;
+
+/// Up to here two changes of threads cost more than it gains to go on beside the call; so does
+/// `patience`, and ranks that do the same work are not farther apart.
+constexpr std::uint64_t begin_bytes = std::uint64_t{512} << 10;
+constexpr auto patience = std::chrono::microseconds(50);
 
 /// The state of the call whose exception is being handled, for its record.
 CallState outcome() noexcept {
@@ -93,14 +100,14 @@ void Worker::run(const CallArguments& arguments, const Limits& limits) {
             log_.end(log_sequence, outcome());
             lock.lock();
             busy_ = false;
-            changed_.notify_all();
+            wake_thread();
             throw;
         }
         log_.end(log_sequence, CallState::done);
         lock.lock();
         busy_ = false;
         // A queue or close() may wait for this; usually nobody does.
-        if (closing_ != 0 || !queue_.empty()) changed_.notify_all();
+        if (closing_ != 0 || !queue_.empty()) wake_thread();
         return;
     }
     lock.unlock();
@@ -126,11 +133,39 @@ void Worker::finish(const std::shared_ptr<Completion>& completion, const Limits&
             ++taken_;
         }
         lazy_ = !ended.empty();
-        if (!busy_ && (closing_ != 0 || (asleep_ && !queue_.empty()))) changed_.notify_all();
+        if (!busy_ && (closing_ != 0 || (asleep_ && !napping_ && !queue_.empty()))) wake_thread();
     }
     for (const auto& each : ended) each->notify();
     if (interrupted(failure)) throw Failure(*failure);
     completion->wait(limits);
+}
+
+void Worker::begin(const std::shared_ptr<Completion>& completion) {
+    std::vector<std::shared_ptr<Completion>> ended;  // their callbacks have not run
+    {
+        std::unique_lock lock(mutex_);
+        if (completion->done()) return;
+        if (!busy_ && queue_.size() == 1 && queue_.front().completion == completion &&
+            queue_.front().bytes() <= begin_bytes) {
+            busy_ = true;  // nobody else runs it
+            lock.unlock();
+            const bool come = group_->peers_come(patience);
+            lock.lock();
+            busy_ = false;
+            if (come && !closed_) {
+                run_next(lock, {0, nullptr}, ended);  // not for Ctrl-C: C++ may be the caller
+                ++taken_;
+                lazy_ = true;
+            }
+        }
+        if (closing_ != 0 || !queue_.empty()) wake_thread();
+    }
+    for (const auto& each : ended) each->notify();
+}
+
+void Worker::wake_thread() noexcept {
+    wanted_ = true;
+    changed_.notify_all();
 }
 
 /// Runs the first call of the queue. The caller has the lock, which is released meanwhile, and no
@@ -166,14 +201,15 @@ std::shared_ptr<Completion> Worker::start(CallArguments arguments, double second
     const std::lock_guard lock(mutex_);
     if (closed_) throw Failure(FailureKind::closed, "the group is closed; make a new one");
     const std::uint64_t log_sequence = record_start(arguments);
-    queue_.push_back({std::move(arguments), seconds, completion, log_sequence});
+    queue_.push_back({std::move(arguments), seconds, completion, log_sequence, ++queued_});
     if (!serving_) {
         if (thread_.joinable())
             thread_.join();  // it has decided to end, and does not need the lock
         serving_ = true;
         thread_ = std::thread([this] { serve(); });
     }
-    if (asleep_ && !(napping_ && lazy_)) changed_.notify_all();
+    const bool can_nap = napping_ && lazy_ && queue_.back().bytes() <= short_bytes;
+    if (asleep_ && !can_nap) wake_thread();
     return completion;
 }
 
@@ -183,19 +219,24 @@ bool Worker::wait_for_work(std::unique_lock<std::mutex>& lock) {
     const auto ready = [&] {
         return !busy_ && (closed_ || !queue_.empty());  // a running call needs the lock to end
     };
+    const auto first = [&] { return queue_.empty() ? 0 : queue_.front().place; };
     std::uint64_t seen = taken_;
     int left = naps;
-    bool found = false;
     asleep_ = true;
     for (;;) {
         napping_ = lazy_ && left > 0;
-        found = napping_
-                    ? changed_.wait_for(lock, nap, ready)
-                    : changed_.wait_for(lock, idle_time, [&] { return ready() || seen != taken_; });
-        if (ready()) break;
+        wanted_ = false;
+        if (napping_) {
+            const std::uint64_t before = first();
+            changed_.wait_for(lock, nap, [&] { return wanted_ && ready(); });
+            if (ready() && (wanted_ || closed_ || first() == before)) break;
+        } else {
+            const bool found =
+                changed_.wait_for(lock, idle_time, [&] { return ready() || seen != taken_; });
+            if (ready() || !found) break;
+        }
         left = seen == taken_ ? left - 1 : naps;
         seen = taken_;
-        if (!found && !napping_) break;
     }
     asleep_ = napping_ = false;
     return ready();

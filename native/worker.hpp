@@ -69,6 +69,10 @@ public:
     /// only for Ctrl-C, which ends a call that runs here.
     void finish(const std::shared_ptr<Completion>& completion, const Limits& limits);
 
+    /// Lets a queued call begin for somebody who is about to wait where we cannot run it. A short
+    /// call that is the only one runs here if the peers come at once; all others run in the thread.
+    void begin(const std::shared_ptr<Completion>& completion);
+
     /// Ends all calls and accepts no more, but does not leave the group yet.
     void abort_calls() noexcept;
 
@@ -82,12 +86,16 @@ private:
         double seconds;
         std::shared_ptr<Completion> completion;
         std::uint64_t log_sequence;
+        std::uint64_t place;  ///< counts the calls that were queued
+
+        std::uint64_t bytes() const noexcept { return arguments.count * arguments.item_bytes; }
     };
 
     void serve();
     std::unique_ptr<Failure> run_next(std::unique_lock<std::mutex>& lock, const Limits& limits,
                                       std::vector<std::shared_ptr<Completion>>& ended);
     bool wait_for_work(std::unique_lock<std::mutex>& lock);
+    void wake_thread() noexcept;
     std::uint64_t record_start(const CallArguments& arguments) noexcept;
 
     std::unique_ptr<Group> group_;
@@ -101,9 +109,11 @@ private:
     bool serving_ = false;     ///< the thread has not decided to end
     bool asleep_ = false;      ///< the thread waits in `changed_`
     bool napping_ = false;     ///< and will look at the queue in a moment
+    bool wanted_ = false;      ///< and should look now
     bool lazy_ = false;        ///< the last call of the queue was run by who waited for it
     std::uint64_t taken_ = 0;  ///< calls of the queue that were run so
-    int closing_ = 0;          ///< threads that wait in close() or abort_calls()
+    std::uint64_t queued_ = 0;
+    int closing_ = 0;  ///< threads that wait in close() or abort_calls()
     bool closed_ = false;
     std::thread thread_;
 };

@@ -308,6 +308,29 @@ void test_background() {
     });
 }
 
+/// A call that begins for somebody who waits elsewhere does not wait for a peer that is late, and
+/// it ends in any case: here, if the peers come at once, or in the thread.
+void test_begin() {
+    const int size = 3;
+    const ThreadedJob job(size);
+    std::atomic<bool> returned{false};
+    on_ranks(size, [&](int rank) {
+        Worker worker(job.group(rank));
+        const Ints mine = filled(rank, 1000);
+        for (int turn = 0; turn < 50; ++turn) {
+            Ints out(1000);
+            if (turn == 7 && rank == 1)
+                while (!returned) std::this_thread::yield();
+            const auto wait =
+                worker.start(make_call(Verb::all_reduce, mine, out, 1000, ReduceOp::sum), 30);
+            worker.begin(wait);
+            if (turn == 7 && rank == 0) returned = true;
+            CHECK(wait->wait(long_limits) && wait->failure() == nullptr);
+            for (std::size_t i = 0; i < out.size(); ++i) CHECK(out[i] == total(size, i));
+        }
+    });
+}
+
 /// Closing ends a call that waits, on this rank and on its peers.
 void test_close() {
     const ThreadedJob job(2);
@@ -349,6 +372,7 @@ int main() {
     }
     test_deadline();
     test_background();
+    test_begin();
     test_close();
     std::puts("group: ok");
 }

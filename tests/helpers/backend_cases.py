@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager as coalescing
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.helpers import worlds
 from tests.helpers.jobs import Rank, Ranks
 from tests.helpers.paths import with_tests
 from tests.helpers.processes import DEADLINE, wait_until
@@ -55,6 +56,32 @@ def join(world: Any, folder: str) -> Any:
     return join.gloo
 
 
+class PooledRanks:
+    """Some ranks of a pool that are in torch's group; a context that ends them."""
+
+    def __init__(self, size: int, store: Path) -> None:
+        self._size = size
+        self._store = str(store)
+        self._pools = worlds.Worlds()
+
+    def run(self, folder: Path, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Call `function(rank, folder, *args)` on all ranks."""
+        where = self._store, folder
+        answers: list[Any] = self._pools.run("shm", self._size, _in_group, where, function, args)
+        return answers
+
+    def __enter__(self) -> PooledRanks:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pools.close()
+
+
+def _in_group(world: Any, where: Any, function: Callable[..., Any], args: Any) -> Any:
+    join(world, where[0])
+    return function(world.rank, where[1], *args)
+
+
 def data(rank: int, shape: Any, dtype: torch.dtype = torch.float32, slot: int = 0) -> torch.Tensor:
     """What a rank holds: whole numbers that differ by rank, index and slot, exact in any dtype.
 
@@ -67,6 +94,11 @@ def data(rank: int, shape: Any, dtype: torch.dtype = torch.float32, slot: int = 
         return torch.from_numpy(bits.astype(np.uint8).reshape(shape)).view(dtype)
     tensor = torch.from_numpy(numbers.reshape(shape)).to(dtype)
     return tensor + tensor * 2j if dtype.is_complex else tensor
+
+
+def total(size: int, shape: Any = (3,), slot: int = 0) -> torch.Tensor:
+    """The sum of what `size` ranks hold."""
+    return torch.stack([data(rank, shape, slot=slot) for rank in range(size)]).sum(0)
 
 
 def same(got: Any, expected: Any) -> None:

@@ -6,58 +6,40 @@ ways; and what the native module does alone must not depend on who keeps which o
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import weakref
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.helpers import worlds
-from tests.helpers.backend_cases import DistributedDataParallel, data, join, same, same_each
+from tests.helpers import backend_cases as cases
+from tests.helpers.backend_cases import DistributedDataParallel, data, same, same_each
 from tests.helpers.processes import wait_until
 from unisono.errors import MismatchError
+from unisono.torch.backend.direct import native
 
 RANKS = 3
 
 
 @pytest.fixture(scope="module")
-def pools():
-    every = worlds.Worlds()
-    yield every
-    every.close()
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("store"))
+def ranks(tmp_path_factory):
+    with cases.PooledRanks(RANKS, tmp_path_factory.mktemp("store")) as pooled:
+        yield pooled
 
 
 @pytest.fixture
-def run(pools, store, tmp_path):
+def run(ranks, tmp_path):
     """`run(function, *args)` calls `function(rank, folder, *args)` on all ranks of the group."""
-    where = store, tmp_path
-    return lambda function, *args: pools.run("shm", RANKS, in_group, where, function, args)
+    return functools.partial(ranks.run, tmp_path)
 
 
-def in_group(world, where, function, args):
-    join(world, where[0])
-    return function(world.rank, where[1], *args)
-
+total = functools.partial(cases.total, RANKS)
 
 # ---- both ways -----------------------------------------------------------------------------------
-
-
-def total(shape=(3,), slot=0):
-    return sum(data(each, shape, slot=slot) for each in range(RANKS))
-
-
-def test_codes_of_verbs():
-    from unisono import _native
-    from unisono.torch.backend.direct import VERBS
-
-    assert {verb: _native.codes()["verbs"][verb] for verb in VERBS} == VERBS
 
 
 def call_each(rank, group, async_op):
@@ -90,6 +72,22 @@ def call_each(rank, group, async_op):
     swapped = torch.zeros(3)
     end(dist.all_to_all_single(swapped, every[rank], group=group, async_op=async_op))
     same(swapped, torch.stack([tensor[rank] for tensor in every]))
+    lists = [torch.zeros(3) for _ in range(RANKS)]
+    end(dist.all_gather(lists, every[rank], group=group, async_op=async_op))
+    same_each(lists, every)
+    share = torch.zeros(1)
+    own = list(every[rank].split(1))
+    end(dist.reduce_scatter(share, own, group=group, async_op=async_op))
+    same(share, total()[rank : rank + 1])
+    lists = [torch.zeros(1) for _ in range(RANKS)]
+    end(dist.all_to_all(lists, own, group=group, async_op=async_op))
+    same(torch.cat(lists), torch.stack([tensor[rank] for tensor in every]))
+    lists = [torch.zeros(3) for _ in range(RANKS)] if rank == 1 else None
+    end(dist.gather(every[rank], lists, 1, group=group, async_op=async_op))
+    same_each(lists or [], every if rank == 1 else [])
+    x = torch.zeros(3)
+    end(dist.scatter(x, every if rank == 2 else None, 2, group=group, async_op=async_op))
+    same(x, every[rank])
     end(dist.barrier(group=group, async_op=async_op))
 
 
@@ -101,7 +99,11 @@ def mix_ways(rank, folder):
     for others in ([], [0], [1], [2], [0, 1, 2]):
         group.direct = None if rank in others else direct
         for async_op in (False, True):
+            before = group._core._calls  # those of the general way
             call_each(rank, group, async_op)
+            made = group._core._calls - before
+            # Calls with lists go the general way unless they block.
+            assert made == (14 if rank in others else 5 if async_op else 0)
     group.direct = direct
     # Sizes that are given on one rank, and are the same on all.
     own, swapped = data(rank, (3,)), torch.zeros(3)
@@ -150,31 +152,47 @@ class Labelled(torch.Tensor):
 
 
 def leave_alone(rank, folder):
+    """Native code does nothing, and says so."""
     group, plain = dist.group.WORLD, torch.zeros(2, 3)
     before = group._core.calls
+
+    def is_left(name, *arguments):
+        return getattr(native, name)(group, *arguments) is NotImplemented
+
     for tensor in (
         plain.t(),
         plain[:, :2],
         plain.to_sparse(),
         torch.zeros(3, requires_grad=True),
-        torch.zeros(3, dtype=torch.complex64),
-        torch.zeros(3, dtype=torch.complex64).conj().imag,
+        torch.zeros(3, dtype=torch.complex64).conj(),
+        torch.zeros(1, dtype=torch.complex64).conj().imag,
         torch.zeros(3, device="meta"),
         torch.zeros(0),
         torch.zeros(3).as_subclass(Labelled),
         torch._efficientzerotensor(3),
     ):
-        assert group.direct.all_reduce([tensor], None) is None, tensor
+        assert is_left("all_reduce", [tensor], None), tensor
     options = dist.AllreduceOptions()
     options.reduceOp = dist._make_nccl_premul_sum(2.0)
-    assert group.direct.all_reduce([torch.zeros(3)], options) is None
+    assert is_left("all_reduce", [torch.zeros(3)], options)
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta(seconds=5)
+    assert is_left("all_reduce", [torch.zeros(3)], options)
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.BAND
+    assert is_left("all_reduce", [torch.zeros(3)], options)
+    assert is_left("all_reduce", [torch.zeros(3)] * 2, None)
+    assert is_left("all_reduce", (torch.zeros(3),), None)
+    assert is_left("broadcast", [torch.zeros(3)], None)
     whole = torch.zeros(3 * RANKS)
-    assert group.direct.all_gather(whole, whole[1:4], None) is None  # no part of its own
-    assert group.direct.all_gather(whole, torch.zeros(2), None) is None
-    assert group.direct.all_gather(whole, torch.zeros(3, dtype=torch.int32), None) is None
-    assert group.direct.reduce_scatter(torch.zeros(2), whole, None) is None
-    assert group.direct.all_to_all(torch.zeros(4), torch.zeros(4), None) is None
-    assert group.direct.all_to_all(whole, whole, None) is None
+    assert is_left("all_gather_single", whole, whole[1:4], None)  # no part of its own
+    assert is_left("all_gather_single", whole, torch.zeros(2), None)
+    assert is_left("all_gather_single", whole, torch.zeros(3, dtype=torch.int32), None)
+    assert is_left("reduce_scatter_single", torch.zeros(2), whole, None)
+    assert is_left("all_to_all_single", torch.zeros(4), torch.zeros(4), [], [], None)
+    assert is_left("all_to_all_single", whole, whole, [], [], None)
+    assert is_left("all_to_all_single", whole, whole.clone(), [3] * RANKS, [], None)
+    assert is_left("barrier", None, None)  # one too many
     assert group._core.calls == before
 
 
@@ -231,6 +249,21 @@ def wait_in_any_order(rank, folder):
 
 def test_who_waits_runs_the_queue(run):
     run(wait_in_any_order)
+
+
+def ask_before_a_message(rank, folder):
+    """Rank 1 makes the call only after a message that rank 0 sends when it has its future."""
+    group, token, x = dist.new_group(), torch.ones(1), data(rank, (3,))
+    if rank == 1:
+        dist.recv(token, 0)
+    future = dist.all_reduce(x, group=group, async_op=True).get_future()
+    if rank == 0:
+        dist.send(token, 1)
+    same_each(future.wait(), [total()])
+
+
+def test_a_future_does_not_wait(run):
+    run(ask_before_a_message)
 
 
 def train(rank, folder):

@@ -274,6 +274,57 @@ say(alive=sum(range(10)))
             assert ranks[0].end() == 0
 
 
+@pytest.mark.parametrize(
+    "action",
+    [
+        "dist.all_reduce(torch.ones(3))",
+        "dist.all_reduce(torch.ones(3), async_op=True).wait()",
+        "dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()",
+    ],
+)
+def test_interrupt_of_a_call_that_runs_here(start: Start, action: str) -> None:
+    """Who waits for a call may run it: then Ctrl-C ends it, and the group, as a blocking call."""
+    body = f"""
+enter()
+if rank == 1:
+    hear()
+held = threading.Event()
+work = dist.all_reduce(torch.ones(3), async_op=True)
+if rank == 0:
+    work._call.handle.on_done(held.wait)  # the native thread stays there, and runs nothing else
+    say(started=True)
+while not work.is_completed():
+    time.sleep(0.001)
+say(ended=True)
+if rank == 1:
+    hear()
+say(**fault(lambda: {action}))
+say(**fault(lambda: dist.all_reduce(torch.ones(3))))
+held.set()
+"""
+    with start(2, body) as ranks:
+        for rank in range(2):
+            assert ranks[rank].read() == {"joined": True}
+        assert ranks[0].read() == {"started": True}
+        ranks[1].tell()
+        for rank in range(2):
+            assert ranks[rank].read() == {"ended": True}
+        ranks[0].wait_for_sleep()
+        interrupted = time.monotonic()
+        ranks[0].signal(signal.SIGINT)
+        assert ranks[0].read()["kinds"][0] == "KeyboardInterrupt"
+        assert time.monotonic() - interrupted < SOON
+        error = ranks[0].read()
+        assert error["kinds"][0] == "NotReady" and "interrupted" in error["text"], error
+        ranks[1].tell()
+        for _ in range(2):
+            error = ranks[1].read()
+            assert error["kinds"][0] == "PeerLost" and error["ranks"] == [0], error
+            assert "interrupted" in error["text"], error
+        for rank in range(2):
+            assert ranks[rank].end() == 0
+
+
 def test_interrupt_while_a_rank_is_late(start: Start) -> None:
     """DDP waits in C++ and gets its result after Ctrl-C, which is not lost."""
     body = """

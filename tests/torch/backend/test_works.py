@@ -5,6 +5,7 @@ A rank that must be late waits for a file that another one writes, so that littl
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
 import threading
@@ -17,11 +18,10 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.distributed_c10d import _coalescing_manager as coalescing
 
-from tests.helpers import worlds
+from tests.helpers import backend_cases as cases
 from tests.helpers.backend_cases import (
     call_methods,
     data,
-    join,
     meet_at_barriers,
     same,
     same_each,
@@ -34,32 +34,18 @@ RANKS = 3
 
 
 @pytest.fixture(scope="module")
-def pools():
-    every = worlds.Worlds()
-    yield every
-    every.close()
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("store"))
+def ranks(tmp_path_factory):
+    with cases.PooledRanks(RANKS, tmp_path_factory.mktemp("store")) as pooled:
+        yield pooled
 
 
 @pytest.fixture
-def run(pools, store, tmp_path):
+def run(ranks, tmp_path):
     """`run(function, *args)` calls `function(rank, folder, *args)` on all ranks of the group."""
-    where = store, tmp_path
-    return lambda function, *args: pools.run("shm", RANKS, in_group, where, function, args)
+    return functools.partial(ranks.run, tmp_path)
 
 
-def in_group(world, where, function, args):
-    join(world, where[0])
-    return function(world.rank, where[1], *args)
-
-
-def total(shape=(3,), slot=0):
-    return sum(data(each, shape, slot=slot) for each in range(RANKS))
-
+total = functools.partial(cases.total, RANKS)
 
 # ---- works ---------------------------------------------------------------------------------------
 

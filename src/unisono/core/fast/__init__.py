@@ -7,7 +7,7 @@ goes the general way, through `dispatch`, where all errors are as well. The envi
 `UNISONO_FAST_CALLS=0` leaves everything to the general way.
 
 Functions ending in `_into` write into tensors of the caller, `_new` return a new one, and `_list`
-take a list with a tensor for each rank. Their arguments are positional: see native/fast_call.cpp.
+take a list with a tensor for each rank. Their arguments are positional: see native/fast_call.hpp.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -89,6 +90,7 @@ _DLPACK_CODES = {
 }
 
 
+@functools.cache
 def learn_torch() -> None:
     """Let native code read the tensors of torch, which has been imported."""
     if _native is None:

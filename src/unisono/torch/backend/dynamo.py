@@ -27,6 +27,8 @@ def skip(kind: type) -> type:
         return kind
     strategy = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
     for method in vars(kind).values():
-        if isinstance(method, FunctionType):
-            set_code_exec_strategy(method.__code__, strategy)
+        while method is not None:
+            if isinstance(method, FunctionType):
+                set_code_exec_strategy(method.__code__, strategy)
+            method = getattr(method, "__wrapped__", None)  # of a native method, for example
     return kind

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from unisono.core.engine import Work
+from unisono.torch.backend.direct import native
 
 __all__ = [
     "CallbackThread",
@@ -72,6 +73,8 @@ class CallbackThread:
     def _serve(self) -> None:
         number = threading.get_ident()
         _threads[number] = self
+        if native is not None:
+            native.set_callback_thread(True)  # its calls have a group of their own
         torch.set_num_threads(self._torch_threads)  # OpenMP keeps the number for each thread
         while (job := self._jobs.get()) is not None:
             job()

@@ -36,7 +36,7 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
         self._callback_thread: CallbackThread | None = None
         self._name = ""
         self._description = ""
-        #: Makes the ordinary calls; None where the general way makes all.
+        #: For native code, which makes the ordinary calls; None where the general way makes all.
         self.direct = self.direct_calls()
         _alive.add(self)
 
@@ -67,13 +67,12 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
             self._callback_thread = CallbackThread(f"callbacks of group {self._core.name}")
         self._callback_thread.run(job, ready)
 
-    def direct_calls(self) -> DirectCalls | None:
-        """What makes the ordinary calls of this group; None on engines without native calls."""
+    def direct_calls(self) -> Any:
+        """What native code makes the ordinary calls of this group with; None if it cannot."""
         engine = self._core.engine
-        if engine is None or engine.communicator is None:
-            return None
-        keep_interrupts(engine.communicator)
-        return DirectCalls(self._core, engine, self.run_in_order)
+        if engine is not None and engine.communicator is not None:
+            keep_interrupts(engine.communicator)
+        return DirectCalls.of(self._core)
 
     # ---- subgroups ----
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.core.groups import Group
+from unisono.torch.backend.direct import native
 from unisono.torch.backend.dynamo import skip
 from unisono.torch.backend.process_group import UnisonoGroup
 
@@ -101,14 +102,16 @@ class GroupWithNccl(UnisonoGroup):
 
 def _route(name: str, theirs: str) -> Callable[..., Any]:
     ours = getattr(UnisonoGroup, name)
+    general = getattr(ours, "__wrapped__", ours)
 
-    @wraps(ours)
+    @wraps(general)
     def method(self: GroupWithNccl, *arguments: Any, **named: Any) -> dist.Work:
         if _is_cuda(arguments):
             return getattr(self._nccl, theirs)(*arguments, **named)
-        return ours(self, *arguments, **named)
+        return general(self, *arguments, **named)
 
-    return method
+    # Native code leaves CUDA tensors alone, so it can come first here too.
+    return method if general is ours else native.method(ours.ordinary, method)
 
 
 def _batch(name: str, theirs: str) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from unisono.core.buffers import Buffer, view
 from unisono.core.engine import AllOf, ReduceOp, Work
 from unisono.errors import ArgumentError, CommTimeout
 from unisono.torch.backend import sparse
-from unisono.torch.backend.direct import OPERATORS
+from unisono.torch.backend.direct import OPERATORS, first_natively
 from unisono.torch.backend.dynamo import skip
 from unisono.torch.backend.group_base import ProcessGroupBase
 from unisono.torch.backend.works import FINISHED, CollectiveWork, MessageWork
@@ -36,10 +36,9 @@ class UnisonoGroup(ProcessGroupBase):
 
     # ---- collectives ----
 
+    @first_natively("all_reduce")
     def allreduce(self, tensors: Sequence[Any], opts: Any = None) -> dist.Work:
         """Combine a tensor over the group, in place."""
-        if self.direct is not None and (made := self.direct.all_reduce(tensors, opts)) is not None:
-            return made
         tensor, mode = _only(tensors), _mode(opts)
         group = self.group_for_this_thread()
         if tensor.layout is not torch.strided:
@@ -72,10 +71,9 @@ class UnisonoGroup(ProcessGroupBase):
         ]
         return self._handle_all(works, mode, list(tensors))
 
+    @first_natively("broadcast")
     def broadcast(self, tensors: Sequence[Any], opts: Any = None) -> dist.Work:
         """Copy the root's tensor into every rank's."""
-        if self.direct is not None and (made := self.direct.broadcast(tensors, opts)) is not None:
-            return made
         tensor, mode = _only(tensors), _mode(opts)
         group, data, root = self.group_for_this_thread(), view(tensor), _root(opts)
         source = data if group.rank == root else None
@@ -84,10 +82,9 @@ class UnisonoGroup(ProcessGroupBase):
         )
         return self._handle(work, mode, [tensor])
 
+    @first_natively("reduce")
     def reduce(self, tensors: Sequence[Any], opts: Any = None) -> dist.Work:
         """Combine a tensor over the group into the root's."""
-        if self.direct is not None and (made := self.direct.reduce(tensors, opts)) is not None:
-            return made
         tensor, mode = _only(tensors), _mode(opts)
         group, data, root = self.group_for_this_thread(), view(tensor), _root(opts)
         target = data if group.rank == root else None
@@ -97,6 +94,7 @@ class UnisonoGroup(ProcessGroupBase):
         )
         return self._handle(work, mode, [tensor])
 
+    @first_natively("all_gather")
     def allgather(
         self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None
     ) -> dist.Work:
@@ -112,13 +110,9 @@ class UnisonoGroup(ProcessGroupBase):
         )
         return self._handle(work, mode, list(tensors))
 
+    @first_natively("all_gather_single")
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
         """Collect every rank's tensor in one."""
-        if (
-            self.direct is not None
-            and (made := self.direct.all_gather(output, input, opts)) is not None
-        ):
-            return made
         group, mode = self.group_for_this_thread(), _mode(opts)
         work = dispatch.all_gather(
             group, view(input), view(output), blocking=mode.blocking, timeout=mode.timeout
@@ -156,6 +150,7 @@ class UnisonoGroup(ProcessGroupBase):
         )
         return self._handle(work, mode, [tensor for row in outputs for tensor in row])
 
+    @first_natively("gather")
     def gather(
         self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None
     ) -> dist.Work:
@@ -174,6 +169,7 @@ class UnisonoGroup(ProcessGroupBase):
         )
         return self._handle(work, mode, tensors)
 
+    @first_natively("scatter")
     def scatter(
         self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any = None
     ) -> dist.Work:
@@ -192,6 +188,7 @@ class UnisonoGroup(ProcessGroupBase):
         )
         return self._handle(work, mode, [output])
 
+    @first_natively("reduce_scatter")
     def reduce_scatter(
         self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any = None
     ) -> dist.Work:
@@ -208,13 +205,9 @@ class UnisonoGroup(ProcessGroupBase):
         )
         return self._handle(work, mode, [output])
 
+    @first_natively("reduce_scatter_single")
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
         """Combine every rank's tensor and leave part `rank` of it here."""
-        if (
-            self.direct is not None
-            and (made := self.direct.reduce_scatter(output, input, opts)) is not None
-        ):
-            return made
         group, mode = self.group_for_this_thread(), _mode(opts)
         source, target = view(input), view(output)
         op = _operator(opts, source)
@@ -239,6 +232,7 @@ class UnisonoGroup(ProcessGroupBase):
             )
         return self._handle_all(works, mode, list(outputs))
 
+    @first_natively("all_to_all")
     def alltoall(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
     ) -> dist.Work:
@@ -253,6 +247,7 @@ class UnisonoGroup(ProcessGroupBase):
         )
         return self._handle(work, mode, list(outputs))
 
+    @first_natively("all_to_all_single")
     def all_to_all_single(
         self,
         output: Any,
@@ -262,13 +257,6 @@ class UnisonoGroup(ProcessGroupBase):
         opts: Any = None,
     ) -> dist.Work:
         """Send rows of a tensor to each rank and receive rows of the other."""
-        if (
-            not output_splits
-            and not input_splits
-            and self.direct is not None
-            and (made := self.direct.all_to_all(output, input, opts)) is not None
-        ):
-            return made
         group, mode = self.group_for_this_thread(), _mode(opts)
         source, target, size = view(input), view(output), group.size
         check_one_dtype([target, source])
@@ -279,10 +267,9 @@ class UnisonoGroup(ProcessGroupBase):
         )
         return self._handle(work, mode, [output])
 
+    @first_natively("barrier")
     def barrier(self, opts: Any = None) -> dist.Work:
         """Wait until every rank of the group has called this."""
-        if self.direct is not None and (made := self.direct.barrier(opts)) is not None:
-            return made
         group, mode = self.group_for_this_thread(), _mode(opts)
         work = dispatch.barrier(group, blocking=mode.blocking, timeout=mode.timeout)
         return self._handle(work, mode, [])
@@ -306,12 +293,14 @@ class UnisonoGroup(ProcessGroupBase):
 
     # ---- messages ----
 
+    @first_natively("send")
     def send(self, tensors: Sequence[Any], dst: int, tag: int = 0) -> dist.Work:
         """Start to send a tensor to a rank of the group."""
         tensor, group = _only(tensors), self.group_for_this_thread()
         work = dispatch.send(group, view(tensor), dst, tag, blocking=False)
         return self._handle_message(work, dst, tensor)
 
+    @first_natively("recv")
     def recv(self, tensors: Sequence[Any], src: int, tag: int = 0) -> dist.Work:
         """Start to receive a tensor from a rank of the group."""
         tensor, group = _only(tensors), self.group_for_this_thread()

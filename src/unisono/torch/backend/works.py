@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import weakref
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
 from unisono.core.engine import Work
+from unisono.torch.backend.direct import first_natively, native
 from unisono.torch.backend.dynamo import skip
 from unisono.torch.backend.futures import NativeFuture, Run, WorkFuture, run_in_new_thread
 
-if TYPE_CHECKING:
-    from unisono.torch.backend.direct import DirectCalls
-
-__all__ = ["FINISHED", "CollectiveWork", "MessageWork", "NativeWork"]
+__all__ = ["FINISHED", "CollectiveWork", "MessageWork", "NativeMessageWork", "NativeWork"]
 
 _NO_LIMIT = timedelta(0)  # torch passes this, or less, where it means no limit
 
@@ -47,11 +45,12 @@ FINISHED = _FinishedWork()
 class CollectiveWork(dist.Work):  # type: ignore[misc]
     """A collective under way; `run` says where the callbacks of its future run."""
 
+    _future: Any = None
+
     def __init__(self, work: Work, run: Run) -> None:
         super().__init__()
         self._work = work
         self._run = run
-        self._future: Any = None
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
         """Return True when the result is in its place; raise what went wrong."""
@@ -86,50 +85,6 @@ class CollectiveWork(dist.Work):  # type: ignore[misc]
 
 
 @skip
-class NativeWork(CollectiveWork):
-    """A collective under way in the native module, whose thread runs it unless somebody waits.
-
-    What does not happen in every call (an error, a timeout, a question) is left to a work of the
-    core, which is made on demand.
-    """
-
-    def __init__(
-        self, handle: Any, calls: DirectCalls, verb: str, number: int, tensors: list[Any]
-    ) -> None:
-        dist.Work.__init__(self)
-        self._handle = handle
-        self._calls = calls
-        self._description = verb, number, tensors
-
-    def __getattr__(self, name: str) -> Any:
-        if name != "_work":
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        verb, number, tensors = self._description
-        made = self._calls.work_of(self._handle, verb, number, list(tensors))
-        return self.__dict__.setdefault("_work", made)  # another thread may have made one too
-
-    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
-        """Return True when the result is in its place; raise what went wrong."""
-        if timeout <= _NO_LIMIT and self._calls.finish(self._handle):
-            return True
-        return super().wait(timeout)
-
-    def result(self) -> list[Any]:
-        """Wait, and return the tensors that hold the result."""
-        return list(self._description[2]) if self.wait() else []
-
-    def get_future(self) -> Any:
-        """A future of the tensors that hold the result; made when it is first asked for."""
-        known = self.__dict__.get("_known_future")
-        future = None if known is None else known()
-        if future is None:
-            future = NativeFuture(self, self._calls.run)
-            self._known_future = weakref.ref(future)  # weak: the future holds this work
-            self._handle.on_done(future.complete)
-        return future
-
-
-@skip
 class MessageWork(CollectiveWork):
     """A message under way; it may end before messages that were started earlier."""
 
@@ -145,3 +100,58 @@ class MessageWork(CollectiveWork):
         return -1 if source is None else source
 
     _source_rank = source_rank
+
+
+# ---- calls of the native module: it makes these works, and sets `_call` --------------------------
+
+
+def _core_work(self: Any, name: str) -> Any:
+    """The work of the core, made on demand: for an error, a timeout, a question."""
+    if name != "_work":
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    made = self._call.calls.work_of(self._call)
+    return self.__dict__.setdefault("_work", made)  # another thread may have made one too
+
+
+@skip
+class NativeWork(CollectiveWork):
+    """A collective under way, which the native thread runs unless somebody waits."""
+
+    __init__ = dist.Work.__init__
+    __getattr__ = _core_work
+    wait = first_natively("wait")(CollectiveWork.wait)
+
+    def result(self) -> list[Any]:
+        """Wait, and return the tensors that hold the result."""
+        return list(self._call.tensors) if self.wait() else []
+
+    def get_future(self) -> Any:
+        """A future of the tensors that hold the result; made when it is first asked for."""
+        known = self.__dict__.get("_known_future")
+        future = None if known is None else known()
+        if future is None:
+            future = NativeFuture(self, self._call.process_group.run_in_order)
+            self._known_future = weakref.ref(future)  # weak: the future holds this work
+            self._call.on_done(future.complete)
+        return future
+
+
+@skip
+class NativeMessageWork(MessageWork):
+    """A message under way."""
+
+    __init__ = dist.Work.__init__
+    __getattr__ = _core_work
+    wait = first_natively("wait")(CollectiveWork.wait)
+    _run = staticmethod(run_in_new_thread)
+
+    def source_rank(self) -> int:
+        """The rank of the group that the message came from."""
+        peer: int = self._call.peer
+        return peer
+
+    _source_rank = source_rank
+
+
+if native is not None:
+    native.set_works(FINISHED, NativeWork, NativeMessageWork)
