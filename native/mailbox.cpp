@@ -23,12 +23,12 @@ struct alignas(64) CellHeader {
     std::uint32_t context;
     std::uint32_t item_bytes;
     std::uint8_t dtype_code;
-    bool offered;  ///< an Offer follows, not the bytes of the message
+    bool offered;  ///< an MessageOffer follows, not the bytes of the message
 };
 
 /// Where the message is in the memory of the sender. The sender moves or withdraws it when its
 /// caller gives up: then what was read before may be wrong, and is read again.
-struct Offer {
+struct MessageOffer {
     std::atomic<std::uint64_t> address;  ///< 0: withdrawn
     std::atomic<std::uint32_t> version;  ///< changes with the address
 };
@@ -175,7 +175,7 @@ bool Mailbox::push(int peer) {
                                                     transfer->dtype_code, transfer->offered};
             if (transfer->offered) {
                 new (cell + sizeof(CellHeader))
-                    Offer{reinterpret_cast<std::uintptr_t>(transfer->data), 0};
+                    MessageOffer{reinterpret_cast<std::uintptr_t>(transfer->data), 0};
                 transfer->cell = written;
             } else {
                 const std::size_t here = std::min(room, transfer->bytes - transfer->moved);
@@ -212,7 +212,7 @@ bool Mailbox::offers_memory(const Transfer& transfer, int peer) const noexcept {
 /// Tells the receiver of an offered message that it is somewhere else now, or (null) nowhere.
 void Mailbox::withdraw(const Transfer& transfer, const std::byte* instead) noexcept {
     const int peer = transfer.world_peer();
-    auto& offer = *reinterpret_cast<Offer*>(
+    auto& offer = *reinterpret_cast<MessageOffer*>(
         arena_->ring(me_, peer) + transfer.cell % Arena::ring_cells * arena_->cell_bytes() +
         sizeof(CellHeader));
     offer.address.store(reinterpret_cast<std::uintptr_t>(instead), std::memory_order_relaxed);
@@ -262,7 +262,7 @@ bool Mailbox::pull(int source) {
 /// Reads an offered message whole, in pieces; what nobody wants is not read. False if the sender
 /// has ended or withdrawn it: then trouble() tells.
 bool Mailbox::read_offer(int source, const std::byte* payload) {
-    const Offer& offer = *reinterpret_cast<const Offer*>(payload);
+    const MessageOffer& offer = *reinterpret_cast<const MessageOffer*>(payload);
     IncomingMessage& incoming = incoming_[static_cast<std::size_t>(source)];
     for (;;) {
         // acquire: pairs with the release in withdraw(): the address belongs to this version. What
