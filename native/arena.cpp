@@ -279,6 +279,7 @@ void Arena::open_handles(int rank) {
             sharing += meets ? 1 : 0;
         }
         oversubscribed_ = oversubscribed_ || sharing > cores;
+        spare_cores_ = spare_cores_ && 2 * sharing <= cores;
     }
     spin_policy_ = choose_spin_policy(oversubscribed_, one_session);
 }

@@ -129,6 +129,8 @@ public:
     /// Whether some rank shares its cores with more ranks than it has cores. All ranks get the same
     /// answer.
     bool oversubscribed() const noexcept { return oversubscribed_; }
+    /// Whether there are two cores for each rank, so that a thread beside it may wait awake.
+    bool spare_cores() const noexcept { return spare_cores_; }
 
     /// Whether a rank can read the memory of all others; final once it has begun a call.
     ReadsPeers reads_peers(int rank) const noexcept {
@@ -263,6 +265,7 @@ private:
     std::unique_ptr<Log[]> logs_;
     SpinPolicy spin_policy_;
     bool oversubscribed_ = false;
+    bool spare_cores_ = true;
     std::vector<int> handles_;  ///< by rank: a pidfd, -1 for this process, -2 if it had ended
     std::vector<pid_t> pids_;   ///< by rank: a copy, so that no other process is ever read
     std::vector<std::uint64_t> probe_words_;  ///< by rank, for peers to read

@@ -34,8 +34,8 @@ void block_unix_signals() noexcept {
 }
 
 SpinPolicy choose_spin_policy(bool oversubscribed, bool one_session) noexcept {
-    if (!oversubscribed) return {4000, 50};
-    return {0, one_session ? 50 : 5};
+    if (!oversubscribed) return {4000, 50, std::chrono::milliseconds(2)};
+    return {0, one_session ? 50 : 5, {}};
 }
 
 }  // namespace unisono

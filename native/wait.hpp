@@ -19,11 +19,14 @@ struct WaitWord {
     std::atomic<std::uint32_t> sleepers{0};
 };
 
-/// How long to try before sleeping. With a core for each rank, spin: the peer will arrive soon.
-/// With fewer cores, spinning keeps the peer from running, so yield the core instead.
+/// How long to try before sleeping. With a core for each rank, spin: the peer will arrive soon;
+/// then yield for a while, because to wake up takes long, and peers that wait for it would fall
+/// asleep as well. With fewer cores, spinning keeps the peer from running, so yield a few times
+/// only.
 struct SpinPolicy {
     int spins = 0;
     int yields = 0;
+    std::chrono::microseconds patience{0};  ///< yield for at least as long
 };
 
 /// When to stop waiting: the deadline, and Ctrl-C.
@@ -122,6 +125,13 @@ void wait_until(WaitWord& word, const SpinPolicy& spin_policy, const Limits& lim
     for (int i = 0; i < spin_policy.yields; ++i) {
         if (ready()) return;
         yield_core();
+    }
+    if (spin_policy.patience.count() != 0) {
+        const auto end = Clock::now() + spin_policy.patience;
+        do {
+            if (ready()) return;
+            yield_core();
+        } while (Clock::now() < end);
     }
     const auto deadline = deadline_after(limits.seconds);
     const Sleeper sleeper(word);

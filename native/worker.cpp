@@ -22,6 +22,10 @@ constexpr std::uint64_t short_bytes = std::uint64_t{64} << 10;
 constexpr std::uint64_t begin_bytes = std::uint64_t{512} << 10;
 constexpr auto patience = std::chrono::microseconds(50);
 
+/// How long the thread looks for the next call before it sleeps, where each rank has a second core:
+/// to wake it up takes longer than most calls.
+constexpr auto alert_time = std::chrono::milliseconds(2);
+
 /// The state of the call whose exception is being handled, for its record.
 CallState outcome() noexcept {
     try {
@@ -137,6 +141,8 @@ void Worker::finish(const std::shared_ptr<Completion>& completion, const Limits&
     }
     for (const auto& each : ended) each->notify();
     if (interrupted(failure)) throw Failure(*failure);
+    const SpinPolicy& policy = group_->arena().spin_policy();
+    for (int i = 0; i < policy.spins && !completion->done(); ++i) pause();
     completion->wait(limits);
 }
 
@@ -201,7 +207,8 @@ std::shared_ptr<Completion> Worker::start(CallArguments arguments, double second
     const std::lock_guard lock(mutex_);
     if (closed_) throw Failure(FailureKind::closed, "the group is closed; make a new one");
     const std::uint64_t log_sequence = record_start(arguments);
-    queue_.push_back({std::move(arguments), seconds, completion, log_sequence, ++queued_});
+    queue_.push_back({std::move(arguments), seconds, completion, log_sequence,
+                      queued_.fetch_add(1, std::memory_order_relaxed) + 1});
     if (!serving_) {
         if (thread_.joinable())
             thread_.join();  // it has decided to end, and does not need the lock
@@ -222,6 +229,15 @@ bool Worker::wait_for_work(std::unique_lock<std::mutex>& lock) {
     const auto first = [&] { return queue_.empty() ? 0 : queue_.front().place; };
     std::uint64_t seen = taken_;
     int left = naps;
+    if (!ready() && group_->arena().spare_cores()) {
+        // relaxed: the lock orders what is in the queue.
+        const std::uint64_t before = queued_.load(std::memory_order_relaxed);
+        lock.unlock();
+        const auto end = Clock::now() + alert_time;
+        while (queued_.load(std::memory_order_relaxed) == before && Clock::now() < end)
+            yield_core();
+        lock.lock();
+    }
     asleep_ = true;
     for (;;) {
         napping_ = lazy_ && left > 0;
