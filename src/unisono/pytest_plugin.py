@@ -244,7 +244,7 @@ def _run(item: pytest.Item, marker: _Marker) -> list[pytest.TestReport]:
 
     show = item.config.getoption("capture") == "no"
     # Ranks are pytest processes, which have nothing to save: no SIGTERM comes before SIGKILL.
-    policy = EndPolicy(settle=_SETTLE, grace=0.0)
+    policy = EndPolicy(grace=_SETTLE, kill_after=0.0)
     with tempfile.TemporaryDirectory(prefix="unisono-pytest-") as name:
         folder = Path(name)
         with Supervisor(marker.n, policy, has_threads=True) as supervisor:

@@ -136,7 +136,12 @@ class Group:
                 "may shrink it, the others close it or end"
             )
         engine, members = self.engine.shrink(excluded)
+        started = [self._state.started.get(rank, rank) for rank in self.ranks]
+        if getattr(_thread, "state", None) is not self._state:  # a supervisor watches processes
+            lost = [started[one] for one in range(self.size) if one not in members]
+            environment.tell_supervisor({"left_behind": lost})
         if world:
+            self._state.started = {new: started[old] for new, old in enumerate(members)}
             return self._replace_world(engine)
         world_ranks = tuple(self.ranks[rank] for rank in members)
         times = self._state.splits.get(world_ranks, 0)
@@ -201,6 +206,8 @@ class _State:
     named: dict[str, Group] = field(default_factory=dict)
     splits: dict[tuple[int, ...], int] = field(default_factory=dict)
     claimed: bool = True
+    #: The ranks as the launcher counts them, by their numbers in a world that has shrunk.
+    started: dict[int, int] = field(default_factory=dict)
     retired: list[Engine] = field(default_factory=list)  # of worlds before this one
 
 

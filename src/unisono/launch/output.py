@@ -121,7 +121,8 @@ class LabelledOutput:
 
     def tail(self, rank: int) -> list[str]:
         """Return the last lines that a rank wrote to stderr."""
-        return [line.decode(errors="replace") for line in list(self._streams[rank, "err"].tail)]
+        stream = self._streams.get((rank, "err"))
+        return [] if stream is None else [line.decode(errors="replace") for line in stream.tail]
 
     def finish(self) -> None:
         """Print what the ranks, which have all ended, left in their pipes."""

@@ -11,8 +11,9 @@ import socket
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-__all__ = ["JobEnvironment", "ReservedPort", "die_with_parent", "inherited"]
+__all__ = ["JobEnvironment", "ReservedPort", "die_with_parent", "inherited", "is_stopped"]
 
 _PR_SET_PDEATHSIG = 1
 # Loaded here, because a child between fork and exec must not load anything.
@@ -74,6 +75,14 @@ def die_with_parent(parent: int) -> None:
     # The parent may have ended before the request was made: then nobody would ever kill us.
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_stopped(pid: int) -> bool:
+    """Tell whether a process stands still, because of SIGSTOP, Ctrl-Z or a debugger."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except (OSError, IndexError):
+        return False
 
 
 @contextlib.contextmanager
