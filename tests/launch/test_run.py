@@ -241,6 +241,32 @@ def test_ranks_of_other_launchers_keep_their_cores(script: Callable[[str], str])
     assert done.stdout == "True\n", done.stderr
 
 
+def limited(soft: int, hard: int) -> list[str]:
+    """A program that may open so many files and becomes the program that follows."""
+    source = f"import os, resource as r, sys; r.setrlimit(r.RLIMIT_NOFILE, ({soft}, {hard}))"
+    return [sys.executable, "-c", f"{source}; os.execv(sys.argv[1], sys.argv[1:])"]
+
+
+def test_the_limit_of_open_files_is_raised(script: Callable[[str], str], start: Start) -> None:
+    body = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+    job = start("-n", "12", script(body), prefix=limited(40, 2000))
+    out, err = job.communicate(timeout=DEADLINE)
+    assert (job.returncode, err) == (0, "")
+    assert sorted(out.splitlines()) == sorted(f"[{rank}] (164, 2000)" for rank in range(12))
+
+
+def test_too_many_ranks_for_the_limit_are_refused(
+    script: Callable[[str], str], start: Start
+) -> None:
+    job = start("-n", "1000", script("print('started')"), prefix=limited(1024, 1024))
+    out, err = job.communicate(timeout=DEADLINE)
+    assert (job.returncode, out) == (2, "")
+    assert err.startswith(
+        "unisono: 1000 ranks need 3128 open files, and the limit is 1024 (`ulimit -Hn`); start at "
+        "most 298 ranks, or have the limit raised"
+    )
+
+
 def test_only_the_first_rank_reads_stdin(script: Callable[[str], str]) -> None:
     done = run("-n", "2", script("print(repr(sys.stdin.read()))"), input="text")
     assert sorted(done.stdout.splitlines()) == ["[0] 'text'", "[1] ''"]

@@ -28,6 +28,7 @@ __all__ = [
     "install",
     "is_initialized",
     "resolve",
+    "separate_world",
     "world",
 ]
 
@@ -251,10 +252,9 @@ def init(
 def install(engine: Engine, *, in_thread: bool = False, claimed: bool = True) -> Group:
     """Make the world of this process, or of this thread, out of an engine."""
     global _process, _forked
-    state = _State(claimed=claimed)
-    world = Group(WORLD_NAME, range(engine.size), engine, engine.rank, state)
-    state.world = world
-    state.named[world.name] = world
+    world = separate_world(engine)
+    state = world._state
+    state.claimed = claimed
     if in_thread:
         _thread.state = state
     else:
@@ -263,6 +263,17 @@ def install(engine: Engine, *, in_thread: bool = False, claimed: bool = True) ->
     # Native code knows one world, that of all threads.
     registration.set_world(None if in_thread else world)
     return world
+
+
+def separate_world(
+    engine: Engine, name: str = WORLD_NAME, ranks: Sequence[int] | None = None
+) -> Group:
+    """Make a world that this process does not have as its own; `ranks` are its ranks elsewhere."""
+    state = _State()
+    chosen = range(engine.size) if ranks is None else ranks
+    state.world = Group(name, chosen, engine, engine.rank, state)
+    state.named[name] = state.world
+    return state.world
 
 
 def is_initialized() -> bool:

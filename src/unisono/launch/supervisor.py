@@ -34,7 +34,13 @@ from unisono.launch.outcome import (
     exit_text,
     name_ranks,
 )
-from unisono.launch.process import JobEnvironment, die_with_parent, inherited, is_stopped
+from unisono.launch.process import (
+    JobEnvironment,
+    die_with_parent,
+    ensure_open_files,
+    inherited,
+    is_stopped,
+)
 from unisono.launch.report import VARIABLE, ErrorReports
 
 __all__ = ["EndPolicy", "Supervisor"]
@@ -91,6 +97,7 @@ class Supervisor:
         has_threads: bool = False,
         notice: Callable[[str], None] = lambda text: None,
     ) -> None:
+        ensure_open_files(size)
         self.job = JobEnvironment(size)  # holds the ranks' port until they have ended
         self.policy = policy
         self.failures: dict[int, RankOutcome] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -18,6 +19,7 @@ from unisono.errors import NotReady
 from unisono.torch.backend.direct import DirectCalls
 from unisono.torch.backend.dynamo import skip
 from unisono.torch.backend.futures import CallbackThread, current_callback_thread, keep_interrupts
+from unisono.torch.backend.tables import replace_group
 
 __all__ = ["ProcessGroupBase"]
 
@@ -27,6 +29,8 @@ _alive: weakref.WeakSet[ProcessGroupBase] = weakref.WeakSet()
 @skip
 class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
     """One rank's membership in a group, for torch."""
+
+    _before: ProcessGroupBase | None = None  # the group that this one was shrunk from
 
     def __init__(self, core: Group, store: Any, timeout: timedelta, options: Any) -> None:
         super().__init__(core.rank(), core.size())
@@ -104,6 +108,38 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
         child.setGroupDesc(group_desc or "")
         return child
 
+    # ---- after a loss ----
+
+    def shrink(self, ranks_to_exclude: Sequence[int] = ()) -> Self:
+        """A group of the ranks that are alive and not excluded; they all call it.
+
+        Ranks that have ended need not be named. This group cannot be used any more. If it is
+        torch's default group, the new one takes its place, with new rank numbers, and all other
+        groups are closed; that is what `torch.distributed.shrink_group` does for nccl.
+
+            except unisono.PeerLost:
+                group = dist.group.WORLD.shrink()
+        """
+        limit = timedelta(seconds=self._engine().timeout)
+        core = self._core.shrink(ranks_to_exclude, world=dist.group.WORLD is self)
+        made = type(self)(core, self._store, limit, None)
+        replace_group(self, made, core.ranks)
+        if self._core.engine is None:
+            self.shutdown()
+        else:  # a world next to another backend's: its memory serves the new group
+            made._before = self
+        return made
+
+    @property
+    def supports_shrinking(self) -> bool:
+        """False: torch's `shrink_group` asks this, and can only go on with backends in C++."""
+        warnings.warn(
+            "torch.distributed.shrink_group works with backends that are written in C++ only; "
+            "call group.shrink() instead, as in torch.distributed.group.WORLD.shrink()",
+            stacklevel=5,
+        )
+        return False
+
     # ---- the end ----
 
     def shutdown(self) -> None:
@@ -115,6 +151,8 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
             group.close()
         if self._callback_thread is not None:
             self._callback_thread.close(DRAIN_SECONDS)
+        if self._before is not None:
+            self._before.shutdown()
 
     def abort(self) -> None:
         """Leave the group; the other ranks get an error at once."""
