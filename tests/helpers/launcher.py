@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 
 from tests.helpers.processes import DEADLINE
 
-__all__ = ["UNISONO", "Terminal", "run"]
+__all__ = ["UNISONO", "Terminal", "run", "screen_of"]
 
 UNISONO = [sys.executable, "-c", "import sys; from unisono.cli import main; sys.exit(main())"]
 
@@ -38,6 +39,30 @@ def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
+def screen_of(text: str) -> list[str]:
+    """The lines that a terminal shows after a text; knows the control sequences that we write.
+
+    >>> screen_of("one\\ntwo\\x1b[1A\\r\\x1b[Jthree")
+    ['three']
+    """
+    lines, row, column = [""], 0, 0
+    for piece in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+", text):
+        if piece == "\r":
+            column = 0
+        elif piece == "\n":
+            row, column = row + 1, 0
+            lines += [""] * (row + 1 - len(lines))
+        elif piece.endswith("A"):
+            row -= int(piece[2:-1])
+        elif piece.endswith("J"):
+            lines[row:] = [lines[row][:column]]
+        elif not piece.startswith("\x1b"):
+            line = lines[row].ljust(column)
+            lines[row] = line[:column] + piece + line[column + len(piece) :]
+            column += len(piece)
+    return [line.rstrip() for line in lines]
+
+
 class Terminal:
     """A program with a terminal of its own, whose other end we hold."""
 
@@ -55,7 +80,7 @@ class Terminal:
         )
         os.close(end)
         self.seen = ""
-        self.times: list[tuple[float, str]] = []  # when each piece came
+        self.all = ""
 
     def wait_for(self, text: str, seconds: float = 2 * DEADLINE) -> None:
         """Read until a text has appeared behind what was waited for before."""
@@ -83,7 +108,7 @@ class Terminal:
         except OSError:
             return False  # the terminal ends with its last process
         self.seen += piece
-        self.times.append((time.monotonic(), piece))
+        self.all += piece
         return bool(piece)
 
     def __enter__(self) -> Terminal:

@@ -22,7 +22,7 @@ from unisono.launch.job_spec import (
     configure,
     read_programs,
 )
-from unisono.launch.output import LabelledOutput
+from unisono.launch.output.labelled import LabelledOutput
 from unisono.launch.patch import check_patch, patch_variables
 from unisono.launch.supervisor import EndPolicy, Supervisor
 from unisono.launch.verdict import Verdict, judge
@@ -75,8 +75,8 @@ def run(
     variables = _variables(engine, timeout)
     patches = _patches(programs, variables.get("UNISONO_ENGINE"))
     with _blocked_signals() as signals:
-        output = LabelledOutput(log_dir)
-        with Supervisor(len(commands), policy, bind=bind, notice=_say) as supervisor:
+        output = LabelledOutput(log_dir, live=tty is None)
+        with Supervisor(len(commands), policy, bind=bind, notice=output.say) as supervisor:
             for rank, command in enumerate(commands):
                 pipe = None if rank == tty else subprocess.PIPE
                 process = supervisor.start(
@@ -91,14 +91,13 @@ def run(
             output.start()
             control = _SignalControl(supervisor, signals)
             supervisor.watch(control.wait)
-    output.finish()
+    verdict = judge(list(supervisor.failures.values()), supervisor.left_behind, len(commands))
+    output.finish(verdict.rank)
     if control.ended_by is not None:
         verb = "interrupted" if control.ended_by == signal.SIGINT else "ended"
         _say(f"{verb} by {control.ended_by.name}")
         return 128 + control.ended_by
-    return _report(
-        judge(list(supervisor.failures.values()), supervisor.left_behind, len(commands)), output
-    )
+    return _report(verdict, output)
 
 
 def _policy(on_failure: str, grace: float) -> EndPolicy:
