@@ -129,7 +129,9 @@ def test_a_file_of_another_program_is_left_alone(reports: ErrorReports, tmp_path
     assert path.read_text() == "data"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"type": "X"}', "\0", '{"error": 7}', '{"left_behind": [[]]}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "7", '{"type": "X"}', "\0", '{"error": 7}', '{"left_behind": [[]]}']
+)
 def test_a_report_that_was_cut_short_is_none(reports: ErrorReports, text: str) -> None:
     Path(reports.destination(0).partition(" ")[0]).write_text(text)
     assert reports.read(0) is None

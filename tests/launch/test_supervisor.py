@@ -79,7 +79,9 @@ def test_while_only_peers_were_lost_the_cause_gets_more_time() -> None:
 
 
 def test_survivors_that_left_a_rank_behind_go_on() -> None:
-    tell = "from unisono.core.environment import tell_supervisor as tell; tell({'left_behind': [1]})"
+    tell = (
+        "from unisono.core.environment import tell_supervisor as tell; tell({'left_behind': [1]})"
+    )
     with Supervisor(3, EndPolicy(grace=3.0)) as supervisor:
         supervisor.start(command(f"{tell}; import time; time.sleep(6)"))
         supervisor.start(command("import os; os.kill(os.getpid(), 9)"))
@@ -91,7 +93,9 @@ def test_survivors_that_left_a_rank_behind_go_on() -> None:
 
 
 def test_a_later_failure_ends_them_all_the_same() -> None:
-    tell = "from unisono.core.environment import tell_supervisor as tell; tell({'left_behind': [1]})"
+    tell = (
+        "from unisono.core.environment import tell_supervisor as tell; tell({'left_behind': [1]})"
+    )
     with Supervisor(3, EndPolicy(grace=2.0)) as supervisor:
         supervisor.start(command(f"{tell}; {SLEEP}"))
         supervisor.start(command("raise SystemExit(3)"))

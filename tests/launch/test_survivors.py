@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -141,7 +140,9 @@ def test_they_go_on_if_asked_to(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_is_stopped_has_not_failed(tmp_path: Path) -> None:
-    text = FACE + """
+    text = (
+        FACE
+        + """
 import os, signal, subprocess, sys
 dist.barrier()
 if dist.get_rank() == 1:
@@ -152,6 +153,7 @@ if dist.get_rank() == 1:
 dist.barrier()
 print("met")
 """
+    )
     done = run("-n", "3", "--grace", "0.5", write(tmp_path, text))
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == ["[0] met", "[1] met", "[2] met"]

@@ -170,7 +170,7 @@ def tell_supervisor(report: Mapping[str, Any], environ: Mapping[str, str] = os.e
     """
     path, _, name = environ.get("UNISONO_REPORT", "").partition(" ")
     with contextlib.suppress(OSError):
-        if path and os.readlink(path) == f"/memfd:{name} (deleted)":
+        if path and str(Path(path).readlink()) == f"/memfd:{name} (deleted)":
             with open(path, "ab") as file:
                 file.write(json.dumps(report).encode() + b"\n")
 

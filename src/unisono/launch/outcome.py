@@ -118,7 +118,7 @@ def _site(error: BaseException) -> str:
 
 def _here() -> str:
     try:
-        return os.getcwd() + os.sep
+        return str(Path.cwd()) + os.sep
     except OSError:  # the working directory is gone
         return ""
 
@@ -129,7 +129,9 @@ def _side(error: MismatchError) -> str:
     here = re.search(r", rank (\d+) of \d+", notes)
     if here is None:
         return ""
-    for ranks, call in re.findall(r"; ranks? ([\d, ]+): (.+?)(?=; ranks? [\d, ]+: |\n|$)", str(error)):
+    for ranks, call in re.findall(
+        r"; ranks? ([\d, ]+): (.+?)(?=; ranks? [\d, ]+: |\n|$)", str(error)
+    ):
         if here[1] in ranks.split(", "):
             return str(call)[:_LONGEST]
     return ""

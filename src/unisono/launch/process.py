@@ -16,7 +16,14 @@ from pathlib import Path
 
 from unisono.errors import LaunchError
 
-__all__ = ["JobEnvironment", "ReservedPort", "die_with_parent", "ensure_open_files", "inherited", "is_stopped"]
+__all__ = [
+    "JobEnvironment",
+    "ReservedPort",
+    "die_with_parent",
+    "ensure_open_files",
+    "inherited",
+    "is_stopped",
+]
 
 _PR_SET_PDEATHSIG = 1
 #: Open files for each rank, and for everything else that a process has open.
@@ -104,8 +111,8 @@ def ensure_open_files(ranks: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < needed:
         most = max(0, (hard - _FILES_OF_ITS_OWN) // _FILES_OF_A_RANK)
         raise LaunchError(
-            f"{ranks} ranks need {needed} open files, and the limit is {hard} (`ulimit -Hn`); start "
-            f"at most {most} ranks, or have the limit raised (root: `ulimit -Hn {needed}`, or "
+            f"{ranks} ranks need {needed} open files, and the limit is {hard} (`ulimit -Hn`); "
+            f"start at most {most} ranks, or have the limit raised (root: `ulimit -Hn {needed}`, or "
             "nofile in /etc/security/limits.conf)"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

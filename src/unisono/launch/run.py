@@ -34,6 +34,8 @@ _WITHOUT_CAUSE = 2.0
 #: Seconds between SIGTERM and SIGKILL, and for ranks to save their work after Ctrl-C.
 _KILL_AFTER = 5.0
 
+#: Lets `breakpoint()` on any rank have the terminal.
+_BREAKPOINT = "unisono.core.debugging.debugger.stop_here"
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
 
 
@@ -119,6 +121,9 @@ def _check_tty(tty: int | None, size: int) -> None:
 def _variables(engine: str | None, timeout: float | None) -> dict[str, str]:
     """Give what the ranks find in their environment because of our options."""
     variables = {"PYTHONUNBUFFERED": "1"}
+    if "PYTHONBREAKPOINT" not in os.environ:
+        variables["PYTHONBREAKPOINT"] = _BREAKPOINT
+    variables.update(_terminal_size())
     if engine is not None:
         from unisono.core import registry  # brings NumPy, which a job without --engine need not
 
@@ -128,6 +133,14 @@ def _variables(engine: str | None, timeout: float | None) -> dict[str, str]:
     if timeout is not None:
         variables["UNISONO_TIMEOUT"] = str(environment.timeout(timeout))
     return variables
+
+
+def _terminal_size() -> dict[str, str]:
+    """Tell programs that draw bars into a pipe how wide our terminal is, less the label."""
+    if not sys.stderr.isatty() or "COLUMNS" in os.environ:
+        return {}
+    columns, lines = os.get_terminal_size(sys.stderr.fileno())
+    return {"COLUMNS": str(max(20, columns - 6)), "LINES": str(lines)} if columns else {}
 
 
 def _patches(programs: Sequence[ProgramSpec], engine: str | None) -> list[dict[str, str]]:

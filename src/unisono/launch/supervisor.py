@@ -322,8 +322,8 @@ class Supervisor:
             self._told_of_stop = True
             named = ", ".join(f"{rank} (pid {self._children[rank].pid})" for rank in stopped)
             self._notice(
-                f"others have failed, but rank {named} is stopped, by a debugger or SIGSTOP, and is "
-                "waited for; Ctrl-C ends the job"
+                f"others have failed, but rank {named} is stopped, by a debugger or SIGSTOP, and "
+                "is waited for; Ctrl-C ends the job"
             )
 
     def _collect(self, before: float) -> None:

@@ -41,7 +41,9 @@ _NEVER = float("inf")
 class _Stream:
     """One pipe from one rank, and where its lines are written."""
 
-    def __init__(self, rank: int, pipe: IO[bytes], writer: LineWriter, log: IO[bytes] | None) -> None:
+    def __init__(
+        self, rank: int, pipe: IO[bytes], writer: LineWriter, log: IO[bytes] | None
+    ) -> None:
         self.rank = rank
         self.label = b""
         self.shown = b""

@@ -83,7 +83,9 @@ class TracebackFolder:
             default=float("inf"),
         )
 
-    def due(self, now: float, last: int | None = None, everything: bool = False) -> list[FoldedTraceback]:
+    def due(
+        self, now: float, last: int | None = None, everything: bool = False
+    ) -> list[FoldedTraceback]:
         """Return the tracebacks to print now, folded; that of the rank `last` comes last."""
         for held in self._held.values():
             if held.complete is None and now >= held.last + _SILENCE:
@@ -103,7 +105,9 @@ class TracebackFolder:
             key = tuple(_VARYING.sub(b"#", _common(line)) for line in lines)
             groups.setdefault(key, FoldedTraceback(lines)).ranks.append(rank)
         found = [
-            one if len(one.ranks) == 1 else FoldedTraceback(list(map(_common, one.lines)), one.ranks)
+            one
+            if len(one.ranks) == 1
+            else FoldedTraceback(list(map(_common, one.lines)), one.ranks)
             for one in groups.values()
         ]
         return sorted(found, key=lambda one: (last in one.ranks, one.ranks))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.core import environment
+from unisono.core.debugging.debugger import hold
 from unisono.core.engine import DRAIN_SECONDS, Engine
 from unisono.core.groups import Group
 from unisono.errors import NotReady
@@ -139,6 +141,16 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
             stacklevel=5,
         )
         return False
+
+    # ---- debugging ----
+
+    def breakpoint(self, rank: int = 0) -> None:
+        """Stop in a debugger on one rank of the group; the others wait, without a deadline.
+
+        `torch.distributed.breakpoint` reads standard input, so it needs `unisono run --tty RANK`,
+        and the others wait as long as any call may.
+        """
+        hold(self._core, rank, sys._getframe(1))
 
     # ---- the end ----
 
