@@ -112,8 +112,8 @@ def ensure_open_files(ranks: int) -> None:
         most = max(0, (hard - _FILES_OF_ITS_OWN) // _FILES_OF_A_RANK)
         raise LaunchError(
             f"{ranks} ranks need {needed} open files, and the limit is {hard} (`ulimit -Hn`); "
-            f"start at most {most} ranks, or have the limit raised (root: `ulimit -Hn {needed}`, or "
-            "nofile in /etc/security/limits.conf)"
+            f"start at most {most} ranks, or have the limit raised (root: `ulimit -Hn {needed}`, "
+            "or nofile in /etc/security/limits.conf)"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 

@@ -121,7 +121,7 @@ def _check_tty(tty: int | None, size: int) -> None:
 def _variables(engine: str | None, timeout: float | None) -> dict[str, str]:
     """Give what the ranks find in their environment because of our options."""
     variables = {"PYTHONUNBUFFERED": "1"}
-    if "PYTHONBREAKPOINT" not in os.environ:
+    if os.environ.get("PYTHONBREAKPOINT") is None:
         variables["PYTHONBREAKPOINT"] = _BREAKPOINT
     variables.update(_terminal_size())
     if engine is not None:
