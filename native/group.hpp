@@ -80,10 +80,9 @@ struct GroupMembers {
     /// it has lost another, has left() too, but can still make a smaller group with the survivors.
     bool left_for_good(int rank) const noexcept {
         // acquire: pairs with mark_departed() and set_mark(): what it sent before is in the ring.
-        return members != nullptr &&
-               (members[rank].departed.load(std::memory_order_acquire) != 0 ||
-                members[rank].shrinking.load(std::memory_order_acquire) ==
-                    static_cast<std::uint32_t>(ShrinkMark::waiting));
+        return members != nullptr && (members[rank].departed.load(std::memory_order_acquire) != 0 ||
+                                      members[rank].shrinking.load(std::memory_order_acquire) ==
+                                          static_cast<std::uint32_t>(ShrinkMark::waiting));
     }
 };
 
