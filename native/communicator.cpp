@@ -158,6 +158,7 @@ std::unique_ptr<Communicator> Communicator::split(const std::vector<int>& ranks,
     const auto exchange = [&](bool sending, int peer) {
         const auto made = transfer(sending, peer, key);
         made->context = split_context;
+        made->splits = true;
         made->data = reinterpret_cast<std::byte*>(&notice);
         made->bytes = sizeof notice;
         run(made, limits);

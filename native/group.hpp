@@ -101,6 +101,15 @@ struct GroupMembers {
         // acquire: pairs with give_up(): what the rank sent before is in the ring.
         return members != nullptr && members[rank].gave_up.load(std::memory_order_acquire) != 0;
     }
+
+    /// Whether a member has closed or shrunk the group. One that has only given up a call, because
+    /// it has lost another, has left() too, but can still make a smaller group with the survivors.
+    bool left_for_good(int rank) const noexcept {
+        // acquire: pairs with mark_departed() and set_mark(): what it sent before is in the ring.
+        return members != nullptr && (members[rank].departed.load(std::memory_order_acquire) != 0 ||
+                                      members[rank].shrinking.load(std::memory_order_acquire) ==
+                                          static_cast<std::uint32_t>(ShrinkMark::waiting));
+    }
 };
 
 struct alignas(128) GroupHeader {

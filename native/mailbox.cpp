@@ -426,7 +426,9 @@ std::unique_ptr<Failure> Mailbox::trouble(const Transfer& transfer) const {
         // acquire: pairs with the release in Arena::leave(): what it sent before is in the ring.
         return world != me_ && !arena_->about_to_end(world) &&
                (arena_->rank_info(world).left.load(std::memory_order_acquire) != 0 ||
-                transfer.group_members->left(rank) || !arena_->alive(world));
+                (transfer.splits ? transfer.group_members->left_for_good(rank)
+                                 : transfer.group_members->left(rank)) ||
+                !arena_->alive(world));
     };
     const char* verb = transfer.sending ? "send to" : "receive from";
     if (transfer.peer >= 0) {

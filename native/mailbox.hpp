@@ -33,6 +33,7 @@ struct Transfer {
     std::shared_ptr<const GroupMembers> group_members;
     std::uint32_t context = 0;
     std::int64_t tag = 0;
+    bool splits = false;  ///< prepares a new group, perhaps of those that have lost another rank
     std::uint8_t dtype_code = 0;
     std::uint32_t item_bytes = 1;
     std::byte* data = nullptr;

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from tests.helpers import worlds
+from tests.helpers.launcher import Terminal
 
 pytestmark = pytest.mark.needs("spawn")
 
@@ -362,3 +366,37 @@ def test_it():
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+# ---- with --pdb ----------------------------------------------------------------------------------
+
+
+def test_the_rank_that_fails_has_the_debugger(tmp_path: Path) -> None:
+    """On processes and on threads; the ranks that only lost it do not ask for the terminal."""
+    (tmp_path / "test_it.py").write_text(
+        "import numpy as np, pytest\n"
+        "import unisono.torch.distributed as dist\n"
+        "def body():\n"
+        "    value = dist.get_rank() * 10\n"
+        "    dist.all_reduce(np.ones(1))\n"
+        "    assert value != 10\n"
+        "    dist.barrier()\n"
+        "@pytest.mark.ranks(3, engine='shm', timeout=1)\n"
+        "def test_processes(): body()\n"
+        "@pytest.mark.ranks(3)\n"
+        "def test_threads(): body()\n"
+    )
+    command = [sys.executable, "-m", "pytest", "--pdb", "-p", "no:cacheprovider", "test_it.py"]
+    with Terminal(*command, cwd=tmp_path) as terminal:
+        terminal.wait_for("test_it.py::test_processes failed on rank 1")
+        terminal.wait_for("(rank 1) ")
+        time.sleep(2)  # longer than the test may take without a debugger
+        terminal.type("p value + 1\n")
+        terminal.wait_for("11")
+        terminal.type("c\n")
+        terminal.wait_for("(Pdb) ")
+        terminal.type("p value + 2\n")
+        terminal.wait_for("12")
+        terminal.type("c\n")
+        assert terminal.end() == 1
+        assert "2 failed" in terminal.all

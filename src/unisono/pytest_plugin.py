@@ -10,6 +10,7 @@ Every pytest run of everyone who has installed unisono loads this module, so it 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import json
@@ -220,6 +221,22 @@ class _Reporter:
 
             made.get_result().unisono_error = ErrorSummary.of(call.excinfo.value).to_data()
 
+    def pytest_exception_interact(self, call: pytest.CallInfo[Any], report: Any) -> None:
+        """With --pdb, let the first rank that fails by itself have the terminal."""
+        first = self._path.with_name("debugger")
+        if call.excinfo is None or not (_settings() or {}).get("pdb"):
+            return
+        from unisono.core.debugging.debugger import post_mortem
+        from unisono.errors import LaunchError
+        from unisono.launch.outcome import Blame, ErrorSummary
+
+        if ErrorSummary.of(call.excinfo.value).blame == Blame.FAILED:
+            with contextlib.suppress(FileExistsError, LaunchError):  # no terminal, no debugger
+                first.touch(exist_ok=False)
+                rank = os.environ["RANK"]
+                label = f"\n{report.nodeid} failed on rank {rank}; here is pdb (q ends it)"
+                post_mortem(call.excinfo.tb, f"{report.longreprtext}\n{label}")
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._write(report)
 
@@ -243,13 +260,19 @@ def _run(item: pytest.Item, marker: _Marker) -> list[pytest.TestReport]:
     from unisono.launch.supervisor import EndPolicy, Supervisor
 
     show = item.config.getoption("capture") == "no"
-    # Ranks are pytest processes, which have nothing to save: no SIGTERM comes before SIGKILL.
-    policy = EndPolicy(settle=_SETTLE, grace=0.0)
+    debugs = bool(item.config.getoption("usepdb", False))
+    # Ranks are pytest processes, which have nothing to save: no SIGTERM comes before SIGKILL. One
+    # in a debugger has no deadline.
+    policy = EndPolicy(grace=float("inf") if debugs else _SETTLE, kill_after=0.0)
     with tempfile.TemporaryDirectory(prefix="unisono-pytest-") as name:
         folder = Path(name)
         with Supervisor(marker.n, policy, has_threads=True) as supervisor:
             for rank in range(marker.n):
-                settings = {"parent": os.getpid(), "reports": str(folder / f"{rank}.reports")}
+                settings = {
+                    "parent": os.getpid(),
+                    "reports": str(folder / f"{rank}.reports"),
+                    "pdb": debugs,
+                }
                 with (folder / f"{rank}.output").open("wb") as output:
                     supervisor.start(
                         _command(item),
@@ -259,7 +282,8 @@ def _run(item: pytest.Item, marker: _Marker) -> list[pytest.TestReport]:
                         stdout=None if show else output,
                         stderr=None if show else subprocess.STDOUT,
                     )
-            supervisor.stop(marker.timeout, f"was still running after {marker.timeout:g} s")
+            if not debugs:
+                supervisor.stop(marker.timeout, f"was still running after {marker.timeout:g} s")
             supervisor.watch()
         ranks = [
             _RankReports.read(

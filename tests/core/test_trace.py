@@ -196,6 +196,8 @@ say(**fault(lambda: reduce(world)))
         assert error["kind"] == "PeerLost"
         assert "its last call was barrier (call 1) at " in error["text"]
         assert line_of(tmp_path, "# last") in error["text"]
+        # It is named at once, and written beside the rank that goes on.
+        wait_until(lambda: any(path.name[0] != "." for path in traces.iterdir()))
         trace = trace_of(traces)
         assert trace["reason"].startswith("PeerLost: rank 1 ")
         assert trace["by"] == 0

@@ -76,14 +76,16 @@ def test_all_failures_are_sorted_and_equals_keep_their_order() -> None:
 )
 def test_blame_of_an_error(error: BaseException, blame: Blame) -> None:
     summary = ErrorSummary.of(error)
-    assert summary == ErrorSummary(type(error).__name__, blame)
+    assert (summary.type, summary.blame) == (type(error).__name__, blame)
+    assert (summary.message, summary.ranks) == (str(error), tuple(getattr(error, "ranks", ())))
     assert ErrorSummary.from_data(json.loads(json.dumps(summary.to_data()))) == summary
 
 
 @pytest.mark.parametrize("explicit", [True, False])
 def test_an_error_that_follows_a_lost_peer_is_a_consequence(explicit: bool) -> None:
     error = raised(LookupError("no data"), during=PeerLost("x"), explicit=explicit)
-    assert ErrorSummary.of(error) == ErrorSummary("LookupError", Blame.LOST_A_PEER)
+    summary = ErrorSummary.of(error)
+    assert (summary.type, summary.blame) == ("LookupError", Blame.LOST_A_PEER)
 
 
 def test_an_error_that_hides_a_lost_peer_counts_for_itself() -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tests.helpers.processes import DEADLINE
 from unisono.launch.outcome import Blame, ErrorSummary
 from unisono.launch.report import VARIABLE, ErrorReports
 
-LOST = ErrorSummary("PeerLost", Blame.LOST_A_PEER)
+LOST = ErrorSummary("PeerLost", Blame.LOST_A_PEER, "rank 0 is gone", (0,))
 
 
 @pytest.fixture
@@ -45,13 +46,14 @@ def test_a_script_a_module_and_a_command(reports: ErrorReports, tmp_path: Path) 
         with contextlib.closing(ErrorReports(2)) as fresh:
             err = run(fresh, *arguments, cwd=tmp_path)
             assert err.endswith("unisono.errors.PeerLost: rank 0 is gone\n")
-            assert fresh.read(1) == LOST, arguments
+            site = "" if arguments[0] == "-c" else "program.py:2"
+            assert fresh.read(1) == replace(LOST, site=site), arguments
             assert fresh.read(0) is None
 
 
 def test_any_error_after_the_import(reports: ErrorReports) -> None:
     run(reports, "-c", "import unisono; {}['missing']")
-    assert reports.read(1) == ErrorSummary("KeyError", Blame.FAILED)
+    assert reports.read(1) == ErrorSummary("KeyError", Blame.FAILED, "'missing'")
 
 
 def test_a_hook_of_the_user_is_left_alone(reports: ErrorReports) -> None:
@@ -68,6 +70,17 @@ def test_a_test_that_pytest_runs(reports: ErrorReports, tmp_path: Path) -> None:
         "from unisono.errors import PeerLost\ndef test_it(): raise PeerLost('gone')\n"
     )
     run(reports, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py", cwd=tmp_path)
+    assert reports.read(1) == ErrorSummary(
+        "PeerLost", Blame.LOST_A_PEER, "gone", site="test_it.py:2"
+    )
+
+
+def test_a_rank_tells_whom_it_has_left_behind(reports: ErrorReports) -> None:
+    program = "from unisono.core.environment import tell_supervisor\n"
+    program += "tell_supervisor({'left_behind': [0]}); tell_supervisor({'left_behind': [2, 3]})\n"
+    run(reports, "-c", program + FAILING)
+    assert reports.left_behind(1) == {0, 2, 3}
+    assert reports.left_behind(0) == set()
     assert reports.read(1) == LOST
 
 
@@ -116,10 +129,13 @@ def test_a_file_of_another_program_is_left_alone(reports: ErrorReports, tmp_path
     assert path.read_text() == "data"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"type": "X"}', "\0"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "7", '{"type": "X"}', "\0", '{"error": 7}', '{"left_behind": [[]]}']
+)
 def test_a_report_that_was_cut_short_is_none(reports: ErrorReports, text: str) -> None:
     Path(reports.destination(0).partition(" ")[0]).write_text(text)
     assert reports.read(0) is None
+    assert reports.left_behind(0) == set()
 
 
 def test_outside_a_job_nothing_is_registered() -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "install",
     "is_initialized",
     "resolve",
+    "separate_world",
     "world",
 ]
 
@@ -136,7 +137,12 @@ class Group:
                 "may shrink it, the others close it or end"
             )
         engine, members = self.engine.shrink(excluded)
+        started = [self._state.started.get(rank, rank) for rank in self.ranks]
+        if getattr(_thread, "state", None) is not self._state:  # a supervisor watches processes
+            lost = [started[one] for one in range(self.size) if one not in members]
+            environment.tell_supervisor({"left_behind": lost})
         if world:
+            self._state.started = {new: started[old] for new, old in enumerate(members)}
             return self._replace_world(engine)
         world_ranks = tuple(self.ranks[rank] for rank in members)
         times = self._state.splits.get(world_ranks, 0)
@@ -201,6 +207,8 @@ class _State:
     named: dict[str, Group] = field(default_factory=dict)
     splits: dict[tuple[int, ...], int] = field(default_factory=dict)
     claimed: bool = True
+    #: The ranks as the launcher counts them, by their numbers in a world that has shrunk.
+    started: dict[int, int] = field(default_factory=dict)
     retired: list[Engine] = field(default_factory=list)  # of worlds before this one
 
 
@@ -244,10 +252,9 @@ def init(
 def install(engine: Engine, *, in_thread: bool = False, claimed: bool = True) -> Group:
     """Make the world of this process, or of this thread, out of an engine."""
     global _process, _forked
-    state = _State(claimed=claimed)
-    world = Group(WORLD_NAME, range(engine.size), engine, engine.rank, state)
-    state.world = world
-    state.named[world.name] = world
+    world = separate_world(engine)
+    state = world._state
+    state.claimed = claimed
     if in_thread:
         _thread.state = state
     else:
@@ -256,6 +263,17 @@ def install(engine: Engine, *, in_thread: bool = False, claimed: bool = True) ->
     # Native code knows one world, that of all threads.
     registration.set_world(None if in_thread else world)
     return world
+
+
+def separate_world(
+    engine: Engine, name: str = WORLD_NAME, ranks: Sequence[int] | None = None
+) -> Group:
+    """Make a world that this process does not have as its own; `ranks` are its ranks elsewhere."""
+    state = _State()
+    chosen = range(engine.size) if ranks is None else ranks
+    state.world = Group(name, chosen, engine, engine.rank, state)
+    state.named[name] = state.world
+    return state.world
 
 
 def is_initialized() -> bool:

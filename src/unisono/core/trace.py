@@ -16,6 +16,7 @@ import operator
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -136,27 +137,50 @@ class Tracer:
     source: RecordSource
 
     def explain(self, error: UnisonoError) -> None:
-        """Add the name of the file to the error, if one was written."""
+        """Add the name of the file to the error, if one was written or is about to be."""
         path = _path(self.job) if type(error) in _STATES else None
-        if path is not None and self._write(path, error):
+        if path is None:
+            return
+        write = self._write_beside if isinstance(error, PeerLost) else self._write
+        if write(path, error):
             line = f"the last calls of all ranks: {path} (unisono trace {path})"
             error.args = (f"{error}\n{line}", *error.args[1:])
 
-    def _write(self, path: Path, error: UnisonoError) -> bool:
+    def _write_beside(self, path: Path, error: UnisonoError) -> bool:
+        """Let a thread write the file: survivors have other things to do, and may have no time.
+
+        Python waits for the thread when the process ends, but not if it is killed; then the file
+        is missing. Ranks that do not write do not wait either.
+        """
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            return False
+        with contextlib.suppress(UnisonoError, RuntimeError):  # no threads while Python ends
+            if self.source.claim():
+                # Looked at now: the group may be closed a moment later.
+                found = (path, _reason(error), self.source.look())
+                threading.Thread(target=self._finish, args=found, name="unisono trace").start()
+            return True
+        return False
+
+    def _finish(self, path: Path, reason: str, ranks: Sequence[RankReport]) -> bool:
         # A full disk, or a folder that is not ours: the error itself is what matters.
         with contextlib.suppress(OSError, UnisonoError):
+            _store(path, self._page(reason, ranks))
+            self.source.written()
+            return True
+        return False
+
+    def _write(self, path: Path, error: UnisonoError) -> bool:
+        with contextlib.suppress(UnisonoError):
             if self.source.claim():
-                _store(path, self._page(error))
-                self.source.written()
-                return True
+                return self._finish(path, _reason(error), self.source.look())
             deadline = time.monotonic() + _WAIT_FOR_FILE
             while not self.source.fresh() and time.monotonic() < deadline:
                 time.sleep(0.005)
             return self.source.fresh() and path.exists()
         return False
 
-    def _page(self, error: UnisonoError) -> dict[str, Any]:
-        ranks = self.source.look()
+    def _page(self, reason: str, ranks: Sequence[RankReport]) -> dict[str, Any]:
         return {
             "unisono": "trace",
             "version": 2,
@@ -164,7 +188,7 @@ class Tracer:
             "written": datetime.now(UTC).isoformat(),
             "clock": time.monotonic_ns(),
             "by": self.rank,
-            "reason": f"{type(error).__name__}: {error}",
+            "reason": reason,
             "size": len(ranks),
             "fields": FIELDS,
             "ranks": [
@@ -177,6 +201,10 @@ class Tracer:
                 for one in ranks
             ],
         }
+
+
+def _reason(error: UnisonoError) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _path(job: str) -> Path | None:

@@ -16,6 +16,8 @@ from unisono.errors import ArgumentError, LaunchError
 from unisono.launch.cores import BINDINGS
 
 __all__ = [
+    "GRACE",
+    "ON_FAILURE",
     "ProgramSpec",
     "check_programs",
     "command_lines",
@@ -23,6 +25,12 @@ __all__ = [
     "read_programs",
     "split_at_colons",
 ]
+
+#: What the ranks that are left do when one has failed.
+ON_FAILURE = ("stop", "continue")
+#: Seconds that they have to say what happened: torch alone may take two of them to end.
+GRACE = 5.0
+_OF_THE_JOB = ("engine", "timeout", "log_dir", "bind", "on_failure", "grace", "tty")
 
 
 @dataclass(frozen=True)
@@ -54,13 +62,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of one program; everything from the script's name on is for the script."""
     parser.usage = (
         "unisono run -n N [--python P] [--patch F] [--engine E] [--timeout S] [--log-dir D] "
-        "[--bind B] script.py | -m module ... "
+        "[--bind B] [--on-failure A] [--grace S] [--tty RANK] script.py | -m module ... "
         "[: -n N [--python P] [--patch F] script.py | -m module ...]..."
     )
     parser.epilog = (
         "Programs separated by a lone colon run as one job, in one world; their ranks are "
-        "numbered in order. The options of the whole job (--engine, --timeout, --log-dir, "
-        "--bind) go before the first colon."
+        "numbered in order. The options of the whole job go before the first colon."
     )
     parser.add_argument("-n", type=int, required=True, metavar="N", help="the number of ranks")
     parser.add_argument(
@@ -93,6 +100,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "torch and NumPy; all cores if there are fewer of them than ranks; the default), core (one "
         "core), or none (all cores)",
     )
+    job.add_argument(
+        "--on-failure",
+        choices=ON_FAILURE,
+        metavar="A",
+        help="what the others do when a rank has failed: stop (they have --grace seconds to end by "
+        "themselves or to shrink their group, and go on if they have shrunk it; the default), or "
+        "continue (they go on in any case)",
+    )
+    job.add_argument(
+        "--grace",
+        type=float,
+        metavar="S",
+        help=f"how many seconds they have for that (default: {GRACE:g})",
+    )
+    job.add_argument(
+        "--tty",
+        type=int,
+        metavar="RANK",
+        help="give this rank the terminal, for a debugger or input(); its output has no label "
+        "(default: rank 0 reads standard input, and all output has labels)",
+    )
     # Both take everything that follows, so that we never read the script's own options.
     parser.add_argument(
         "-m", nargs=argparse.REMAINDER, dest="module", help="the module to run, and its arguments"
@@ -107,7 +135,7 @@ def read_programs(arguments: argparse.Namespace) -> list[ProgramSpec]:
     more: list[argparse.Namespace] = getattr(arguments, "more", [])
     for later in more:
         # There would be two values for one job: do not choose, say where it belongs.
-        for name in ("engine", "timeout", "log_dir", "bind"):
+        for name in _OF_THE_JOB:
             if getattr(later, name) is not None:
                 option = "--" + name.replace("_", "-")
                 raise ArgumentError(

@@ -9,14 +9,31 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 import signal
+import sysconfig
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from unisono.errors import CommTimeout, PeerLost
+from unisono.errors import CommTimeout, MismatchError, PeerLost, UnisonoError
 
-__all__ = ["Blame", "ErrorSummary", "RankOutcome", "by_blame", "culprit", "exit_code", "exit_text"]
+__all__ = [
+    "Blame",
+    "ErrorSummary",
+    "RankOutcome",
+    "by_blame",
+    "culprit",
+    "exit_code",
+    "exit_text",
+    "name_ranks",
+    "number_list",
+]
+
+_FEW = 8  # so many ranks are named one by one
+_LONGEST = 500  # characters of a text that a rank reports
+_PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
 
 class Blame(enum.IntEnum):
@@ -31,19 +48,28 @@ class Blame(enum.IntEnum):
 
 @dataclass(frozen=True)
 class ErrorSummary:
-    """What a rank reports about the error that ended it."""
+    """What a rank reports about the error that ended it.
+
+    `message` is its first line, `ranks` those that it is about, `site` the user's line that raised
+    it. `side` is what this rank called, where ranks disagree.
+    """
 
     type: str
     blame: Blame = Blame.FAILED
+    message: str = ""
+    ranks: tuple[int, ...] = ()
+    site: str = ""
+    side: str = ""
 
     @classmethod
     def of(cls, error: BaseException) -> ErrorSummary:
         """Summarise an error and those that led to it, as a traceback would show them.
 
-        >>> ErrorSummary.of(PeerLost("rank 2 was killed", [2]))
-        ErrorSummary(type='PeerLost', blame=<Blame.LOST_A_PEER: 3>)
+        >>> ErrorSummary.of(PeerLost("rank 2 was killed", [2])).blame
+        <Blame.LOST_A_PEER: 3>
         """
         blame = Blame.FAILED
+        ours: UnisonoError | None = None
         seen: set[int] = set()
         link: BaseException | None = error
         while link is not None and id(link) not in seen:
@@ -52,17 +78,63 @@ class ErrorSummary:
                 blame = max(blame, Blame.LOST_A_PEER)
             elif isinstance(link, CommTimeout):
                 blame = max(blame, Blame.TIMED_OUT)
+            if isinstance(link, UnisonoError):
+                ours = link
             link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-        return cls(type(error).__name__, blame)
+        return cls(
+            type(error).__name__,
+            blame,
+            str(error).partition("\n")[0][:_LONGEST],
+            () if ours is None else ours.ranks,
+            _site(error),
+            _side(ours) if isinstance(ours, MismatchError) else "",
+        )
 
     def to_data(self) -> dict[str, Any]:
         """Describe this as plain data that JSON can carry."""
-        return {"type": self.type, "blame": self.blame.name}
+        return {**asdict(self), "blame": self.blame.name}
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> ErrorSummary:
-        """Read what `to_data` made; ValueError or KeyError if it is something else."""
-        return cls(str(data["type"]), Blame[data["blame"]])
+        """Read what `to_data` made; ValueError, KeyError or TypeError if it is something else."""
+        blame = Blame[data["blame"]]
+        ranks = tuple(map(int, data.get("ranks", ())))
+        texts = {name: str(data.get(name, "")) for name in ("message", "site", "side")}
+        return cls(str(data["type"]), blame, ranks=ranks, **texts)
+
+
+def _site(error: BaseException) -> str:
+    """The innermost line of the user's own files that led to an error, such as "train.py:88"."""
+    found = ""
+    libraries = tuple(set(sysconfig.get_paths().values()))
+    step = error.__traceback__
+    while step is not None:
+        name = step.tb_frame.f_code.co_filename
+        if not name.startswith((_PACKAGE, "<", *libraries)):
+            found = f"{name.removeprefix(_here())}:{step.tb_lineno}"
+        step = step.tb_next
+    return found
+
+
+def _here() -> str:
+    try:
+        return str(Path.cwd()) + os.sep
+    except OSError:  # the working directory is gone
+        return ""
+
+
+def _side(error: MismatchError) -> str:
+    """What this rank called, from the error's text and from the note that says where it was."""
+    notes = " ".join(getattr(error, "__notes__", ()))
+    here = re.search(r", rank (\d+) of \d+", notes)
+    if here is None:
+        return ""
+    for ranks, call in re.findall(
+        r"; ranks? ([\d, ]+): (.+?)(?=; ranks? [\d, ]+: |\n|$)", str(error)
+    ):
+        if here[1] in ranks.split(", "):
+            return str(call)[:_LONGEST]
+    return ""
 
 
 @dataclass(frozen=True)
@@ -127,3 +199,31 @@ def exit_text(code: int) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"  # most real-time signals have no name
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Name ranks in a sentence; neighbours become ranges where they are many.
+
+    >>> name_ranks([2]), name_ranks([0, 1, 3]), name_ranks([*range(1000), 2000])
+    ('rank 2', 'ranks 0, 1, 3', 'ranks 0-999, 2000')
+    """
+    numbers = sorted(ranks)
+    return f"rank{'' if len(numbers) == 1 else 's'} {number_list(numbers)}"
+
+
+def number_list(ranks: Iterable[int]) -> str:
+    """The same without the word.
+
+    >>> number_list([0, 1, 3]), number_list(range(1000))
+    ('0, 1, 3', '0-999')
+    """
+    numbers = sorted(ranks)
+    if len(numbers) <= _FEW:
+        return ", ".join(map(str, numbers))
+    runs: list[list[int]] = []
+    for rank in numbers:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

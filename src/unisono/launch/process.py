@@ -5,16 +5,30 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import secrets
 import signal
 import socket
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-__all__ = ["JobEnvironment", "ReservedPort", "die_with_parent", "inherited"]
+from unisono.errors import LaunchError
+
+__all__ = [
+    "JobEnvironment",
+    "ReservedPort",
+    "die_with_parent",
+    "ensure_open_files",
+    "inherited",
+    "is_stopped",
+]
 
 _PR_SET_PDEATHSIG = 1
+#: Open files for each rank, and for everything else that a process has open.
+_FILES_OF_A_RANK = 3
+_FILES_OF_ITS_OWN = 128
 # Loaded here, because a child between fork and exec must not load anything.
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -74,6 +88,34 @@ def die_with_parent(parent: int) -> None:
     # The parent may have ended before the request was made: then nobody would ever kill us.
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_stopped(pid: int) -> bool:
+    """Tell whether a process stands still, because of SIGSTOP, Ctrl-Z or a debugger."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except (OSError, IndexError):
+        return False
+
+
+def ensure_open_files(ranks: int) -> None:
+    """Let this process, and the ranks that it starts, open as many files as so many ranks need.
+
+    The supervisor has three for each rank: two pipes and a report. A rank has up to two for each
+    other one: what tells of its end, and the connection of the handshake.
+    """
+    needed = _FILES_OF_A_RANK * ranks + _FILES_OF_ITS_OWN
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        most = max(0, (hard - _FILES_OF_ITS_OWN) // _FILES_OF_A_RANK)
+        raise LaunchError(
+            f"{ranks} ranks need {needed} open files, and the limit is {hard} (`ulimit -Hn`); "
+            f"start at most {most} ranks, or have the limit raised (root: `ulimit -Hn {needed}`, "
+            "or nofile in /etc/security/limits.conf)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 @contextlib.contextmanager

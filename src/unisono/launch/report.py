@@ -1,8 +1,8 @@
-"""How a rank that fails tells its supervisor what kind of error ended it.
+"""How a rank tells its supervisor what kind of error ended it, and without whom it goes on.
 
 The supervisor keeps a memory file for each rank and puts its path and name into UNISONO_REPORT. A
-rank that ends by an exception writes a line of JSON there. This is the simplest way that works in
-every script:
+rank that ends by an exception writes a line of JSON there, and so does one that has shrunk its
+group (`environment.tell_supervisor`). This is the simplest way that works in every script:
 
 - Python remembers the exception that it has printed in `sys.last_value`, so a function at exit can
   read it. No hook is replaced, so scripts that set `sys.excepthook` and debuggers keep theirs; no
@@ -23,34 +23,30 @@ import contextlib
 import os
 import secrets
 import sys
-from pathlib import Path
+from typing import Any
 
 from unisono.launch.outcome import ErrorSummary
 
 __all__ = ["VARIABLE", "ErrorReports", "report_at_exit"]
 
-#: Tells a rank which file it writes its report to, as "PATH NAME".
+#: Tells a rank which file it writes its reports to, as "PATH NAME".
 VARIABLE = "UNISONO_REPORT"
-_LONGEST = 4096  # bytes of a report
+_LONGEST = 1 << 16  # bytes that we read of what a rank has reported
 
 
 def report_at_exit() -> None:
     """In a rank, arrange that an exception that ends this process is reported."""
-    destination = os.environ.get(VARIABLE)
-    if destination:
-        atexit.register(_report, destination, os.getpid())
+    if os.environ.get(VARIABLE):
+        atexit.register(_report, os.getpid())
 
 
-def _report(destination: str, pid: int) -> None:
+def _report(pid: int) -> None:
     error = getattr(sys, "last_value", None)
     if error is None or os.getpid() != pid:  # a forked child is not the rank
         return
-    import json
+    from unisono.core import environment
 
-    path, _, name = destination.partition(" ")
-    with contextlib.suppress(OSError):
-        if str(Path(path).readlink()) == f"/memfd:{name} (deleted)":
-            Path(path).write_text(json.dumps(ErrorSummary.of(error).to_data()))
+    environment.tell_supervisor({"error": ErrorSummary.of(error).to_data()})
 
 
 class ErrorReports:
@@ -65,13 +61,28 @@ class ErrorReports:
         return f"/proc/{os.getpid()}/fd/{self._files[rank]} {self._name}"
 
     def read(self, rank: int) -> ErrorSummary | None:
-        """Return what the rank has reported, or None."""
+        """Return the error that the rank has reported, or None."""
+        for line in self._lines(rank):
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                return ErrorSummary.from_data(line["error"])
+        return None
+
+    def left_behind(self, rank: int) -> set[int]:
+        """Return the ranks without which the rank has gone on."""
+        found: set[int] = set()
+        for line in self._lines(rank):
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                found.update(map(int, line["left_behind"]))
+        return found
+
+    def _lines(self, rank: int) -> list[Any]:
         import json
 
-        try:
-            return ErrorSummary.from_data(json.loads(os.pread(self._files[rank], _LONGEST, 0)))
-        except (ValueError, KeyError, TypeError):
-            return None  # nothing, or cut short by the end of the rank
+        lines = []
+        for text in os.pread(self._files[rank], _LONGEST, 0).splitlines():
+            with contextlib.suppress(ValueError):  # cut short by the end of the rank
+                lines.append(json.loads(text))
+        return lines
 
     def close(self) -> None:
         """Release the files."""

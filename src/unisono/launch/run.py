@@ -7,30 +7,35 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from unisono.core import environment
 from unisono.errors import ArgumentError
 from unisono.launch.job_spec import (
+    GRACE,
+    ON_FAILURE,
     ProgramSpec,
     check_programs,
     command_lines,
     configure,
     read_programs,
 )
-from unisono.launch.outcome import RankOutcome, culprit, exit_text
-from unisono.launch.output import LabelledOutput
+from unisono.launch.output.labelled import LabelledOutput
 from unisono.launch.patch import check_patch, patch_variables
 from unisono.launch.supervisor import EndPolicy, Supervisor
+from unisono.launch.verdict import Verdict, judge
 
 __all__ = ["configure", "main", "run"]
 
-#: Failures within 0.1 s count as simultaneous; a cause that is still to come gets 2 s.
-_POLICY = EndPolicy(settle=0.1, settle_without_cause=2.0, grace=5.0)
+#: Seconds that a cause that is still to come gets, however short the grace is.
+_WITHOUT_CAUSE = 2.0
+#: Seconds between SIGTERM and SIGKILL, and for ranks to save their work after Ctrl-C.
+_KILL_AFTER = 5.0
 
+#: Lets `breakpoint()` on any rank have the terminal.
+_BREAKPOINT = "unisono.core.debugging.debugger.stop_here"
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
 
 
@@ -42,6 +47,9 @@ def main(arguments: argparse.Namespace) -> int:
         timeout=arguments.timeout,
         log_dir=arguments.log_dir,
         bind=arguments.bind or "share",
+        on_failure=arguments.on_failure or "stop",
+        grace=GRACE if arguments.grace is None else arguments.grace,
+        tty=arguments.tty,
     )
 
 
@@ -52,43 +60,70 @@ def run(
     timeout: float | None = None,
     log_dir: Path | None = None,
     bind: str = "share",
+    on_failure: str = "stop",
+    grace: float = GRACE,
+    tty: int | None = None,
 ) -> int:
     """Start the ranks of all programs as one job, wait for them, and return the job's exit code.
 
-    That is 0, the code of the rank that caused a failure, or 128 + a signal. Call it in the main
+    That is 0, the code of the rank that caused a failure, or 128 + a signal. It is also 0 if ranks
+    failed and all others went on without them, by `shrink`, and ended well. Call it in the main
     thread, because it takes over the signals of this process until the job has ended.
     """
     check_programs(programs)
     commands = list(command_lines(programs))
+    policy = _policy(on_failure, grace)
+    _check_tty(tty, len(commands))
     variables = _variables(engine, timeout)
     patches = _patches(programs, variables.get("UNISONO_ENGINE"))
     with _blocked_signals() as signals:
-        output = LabelledOutput(log_dir)
-        with Supervisor(len(commands), _POLICY, bind=bind) as supervisor:
+        output = LabelledOutput(log_dir, live=tty is None)
+        with Supervisor(len(commands), policy, bind=bind, notice=output.say) as supervisor:
             for rank, command in enumerate(commands):
+                pipe = None if rank == tty else subprocess.PIPE
                 process = supervisor.start(
                     command,
                     {**variables, **patches[rank]},
-                    stdin=None if rank == 0 else subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
+                    stdin=None if rank == (tty or 0) else subprocess.DEVNULL,
+                    stdout=pipe,
+                    stderr=pipe,
                 )
-                assert process.stdout is not None and process.stderr is not None
-                output.add(rank, process.stdout, process.stderr)
+                if process.stdout is not None and process.stderr is not None:
+                    output.add(rank, process.stdout, process.stderr)
             output.start()
             control = _SignalControl(supervisor, signals)
             supervisor.watch(control.wait)
-    output.finish()
+    verdict = judge(list(supervisor.failures.values()), supervisor.left_behind, len(commands))
+    output.finish(verdict.rank)
     if control.ended_by is not None:
         verb = "interrupted" if control.ended_by == signal.SIGINT else "ended"
         _say(f"{verb} by {control.ended_by.name}")
         return 128 + control.ended_by
-    return _report(list(supervisor.failures.values()), len(commands), output.tail)
+    return _report(verdict, output)
+
+
+def _policy(on_failure: str, grace: float) -> EndPolicy:
+    """How long ranks go on when another has failed."""
+    if not grace >= 0:
+        raise ArgumentError(f"--grace is {grace}; give seconds, 0 or more")
+    if on_failure not in ON_FAILURE:
+        raise ArgumentError(f"--on-failure is {on_failure!r}; give one of {', '.join(ON_FAILURE)}")
+    if on_failure == "continue":
+        return EndPolicy(float("inf"), kill_after=_KILL_AFTER)
+    return EndPolicy(grace, max(grace, _WITHOUT_CAUSE), _KILL_AFTER)
+
+
+def _check_tty(tty: int | None, size: int) -> None:
+    if tty is not None and not 0 <= tty < size:
+        raise ArgumentError(f"--tty is {tty}; give a rank from 0 to {size - 1}")
 
 
 def _variables(engine: str | None, timeout: float | None) -> dict[str, str]:
     """Give what the ranks find in their environment because of our options."""
     variables = {"PYTHONUNBUFFERED": "1"}
+    if os.environ.get("PYTHONBREAKPOINT") is None:
+        variables["PYTHONBREAKPOINT"] = _BREAKPOINT
+    variables.update(_terminal_size())
     if engine is not None:
         from unisono.core import registry  # brings NumPy, which a job without --engine need not
 
@@ -98,6 +133,14 @@ def _variables(engine: str | None, timeout: float | None) -> dict[str, str]:
     if timeout is not None:
         variables["UNISONO_TIMEOUT"] = str(environment.timeout(timeout))
     return variables
+
+
+def _terminal_size() -> dict[str, str]:
+    """Tell programs that draw bars into a pipe how wide our terminal is, less the label."""
+    if not sys.stderr.isatty() or "COLUMNS" in os.environ:
+        return {}
+    columns, lines = os.get_terminal_size(sys.stderr.fileno())
+    return {"COLUMNS": str(max(20, columns - 6)), "LINES": str(lines)} if columns else {}
 
 
 def _patches(programs: Sequence[ProgramSpec], engine: str | None) -> list[dict[str, str]]:
@@ -156,39 +199,25 @@ class _SignalControl:
             supervisor.send(signal.SIGKILL)
         else:
             # The ranks may be saving their work, so the first to end gives the others more time.
-            supervisor.policy = replace(
-                _POLICY, settle=_POLICY.grace, settle_without_cause=_POLICY.grace
-            )
+            supervisor.policy = EndPolicy(_KILL_AFTER, kill_after=_KILL_AFTER)
             # A terminal has sent its Ctrl-C to the ranks as well; a second one would disturb
             # them while they clean up.
             if not from_kernel:
                 supervisor.send(number)
 
 
-def _report(
-    failures: Sequence[RankOutcome], size: int, tail: Callable[[int], Sequence[str]]
-) -> int:
+def _report(verdict: Verdict, output: LabelledOutput) -> int:
     """Say who failed, last of all, and return the exit code of the job."""
-    if not failures:
-        return 0
-    cause = culprit(failures)
-    others = sorted((other for other in failures if other is not cause), key=lambda o: o.rank)
-    if others:
-        endings = ", ".join(f"rank {other.rank} ({_ending(other)})" for other in others)
-        _say(f"failed as well: {endings}")
-    _say(f"rank {cause.rank} of {size} failed: {_ending(cause)}")
-    lines = tail(cause.rank)
-    if lines:
-        _say(f"the last lines of rank {cause.rank} on stderr:")
-        sys.stderr.write("".join(f"    {line}\n" for line in lines))
-    sys.stderr.flush()
-    assert cause.code is not None
-    return cause.code if cause.code > 0 else 128 - cause.code
-
-
-def _ending(outcome: RankOutcome) -> str:
-    assert outcome.code is not None
-    return exit_text(outcome.code)
+    if verdict.others:
+        _say(f"failed as well: {verdict.others}")
+    if verdict.rank is not None:
+        lines = output.tail(verdict.rank)
+        if lines:
+            _say(f"the last lines of rank {verdict.rank} on stderr:")
+            sys.stderr.write("".join(f"    {line}\n" for line in lines))
+    if verdict.text:
+        _say(verdict.text)
+    return verdict.code
 
 
 def _say(text: str) -> None:

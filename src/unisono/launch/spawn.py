@@ -148,7 +148,7 @@ def _on_processes(
     resource_tracker.ensure_running()
     with contextlib.ExitStack() as stack:
         processes = stack.enter_context(contextlib.ExitStack())  # closed after they have ended
-        supervisor = stack.enter_context(Supervisor(n, EndPolicy(_SETTLE, grace=_GRACE)))
+        supervisor = stack.enter_context(Supervisor(n, EndPolicy(_SETTLE, kill_after=_GRACE)))
         answers = _Answers(supervisor)
         for rank in range(n):
             receiver, sender = context.Pipe(duplex=False)

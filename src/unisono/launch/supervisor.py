@@ -3,9 +3,10 @@
 Everything that starts ranks uses it: `unisono run`, `unisono.spawn`, the pytest plugin and
 `unisono bench`. It keeps three promises. No rank outlives it. A rank that has ended can be read by
 the others for a moment, so that they can say how it ended. When a rank fails, the others get some
-time to end by themselves (`EndPolicy`), then SIGTERM, then SIGKILL.
+time to end by themselves (`EndPolicy`), then SIGTERM, then SIGKILL; unless they have shrunk their
+group to go on without it.
 
-    with Supervisor(2, EndPolicy(settle=1.0)) as supervisor:
+    with Supervisor(2, EndPolicy(grace=1.0)) as supervisor:
         for _ in range(2):
             supervisor.start([sys.executable, "train.py"])
         supervisor.watch()
@@ -25,8 +26,21 @@ from typing import Any
 
 from unisono.errors import LaunchError
 from unisono.launch.cores import core_blocks
-from unisono.launch.outcome import Blame, ErrorSummary, RankOutcome, exit_code
-from unisono.launch.process import JobEnvironment, die_with_parent, inherited
+from unisono.launch.outcome import (
+    Blame,
+    ErrorSummary,
+    RankOutcome,
+    exit_code,
+    exit_text,
+    name_ranks,
+)
+from unisono.launch.process import (
+    JobEnvironment,
+    die_with_parent,
+    ensure_open_files,
+    inherited,
+    is_stopped,
+)
 from unisono.launch.report import VARIABLE, ErrorReports
 
 __all__ = ["EndPolicy", "Supervisor"]
@@ -35,21 +49,23 @@ __all__ = ["EndPolicy", "Supervisor"]
 _READABLE = 1.0
 #: Seconds between two looks at the ranks, where nothing tells us that one has ended.
 _POLL = 0.02
+#: Seconds between two looks at ranks that are stopped.
+_STOPPED_POLL = 0.2
 _NEVER = float("inf")
 
 
 @dataclass(frozen=True)
 class EndPolicy:
-    """How many seconds the other ranks get once one has failed.
+    """How many seconds the other ranks get once one has failed; infinite: they go on.
 
-    `settle` is for them to end by themselves. While all that failed have only lost a peer, the rank
-    that they lost has not ended yet, and they get `settle_without_cause` instead, if that is given.
-    `grace` lies between SIGTERM and SIGKILL; with 0 there is no SIGTERM.
+    `grace` is for them to end by themselves. While all that failed have only lost a peer, the rank
+    that they lost has not ended yet, and they get `grace_without_cause` instead, if that is given.
+    `kill_after` lies between SIGTERM and SIGKILL; with 0 there is no SIGTERM.
     """
 
-    settle: float
-    settle_without_cause: float | None = None
-    grace: float = 5.0
+    grace: float
+    grace_without_cause: float | None = None
+    kill_after: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -64,27 +80,40 @@ class Supervisor:
     """Starts, watches and ends the ranks of one job.
 
     `failures` holds the ranks that failed by themselves, in the order in which they did; `codes`
-    the exit codes of all that have ended; `stopped` those that we ended, with the reason. `bind` is
-    how ranks are bound to cores, one of `cores.BINDINGS`. A process with other threads must not run
-    Python code in its children before they execute their program: with `has_threads` ranks are not
-    bound to cores, and have to call `die_with_parent` themselves.
+    the exit codes of all that have ended; `stopped` those that we ended, with the reason;
+    `left_behind` those without which others have gone on, by `shrink`. `bind` is how ranks are
+    bound to cores, one of `cores.BINDINGS`. A process with other threads must not run Python code
+    in its children before they execute their program: with `has_threads` ranks are not bound to
+    cores, and have to call `die_with_parent` themselves. `notice` is told what a user may want to
+    know while the job runs.
     """
 
     def __init__(
-        self, size: int, policy: EndPolicy, *, bind: str = "share", has_threads: bool = False
+        self,
+        size: int,
+        policy: EndPolicy,
+        *,
+        bind: str = "share",
+        has_threads: bool = False,
+        notice: Callable[[str], None] = lambda text: None,
     ) -> None:
+        ensure_open_files(size)
         self.job = JobEnvironment(size)  # holds the ranks' port until they have ended
         self.policy = policy
         self.failures: dict[int, RankOutcome] = {}
         self.codes: dict[int, int] = {}
         self.stopped: dict[int, str] = {}
+        self.left_behind: set[int] = set()
+        self._notice = notice
         self._blocks = core_blocks(size, bind)
         self._has_threads = has_threads
         self._reports = ErrorReports(size)
         self._children: list[_Child] = []
         self._uncollected: dict[int, float] = {}  # ended ranks, with the time of their end
         self._answers: dict[int, ErrorSummary | None] = {}
-        self._failed_at = _NEVER
+        self._failed_at: dict[int, float] = {}  # when each failure was seen
+        self._not_before = 0.0  # a rank that is stopped by a debugger or a signal is waited for
+        self._told_of_stop = False
         self._stop_at, self._stop_reason = _NEVER, ""
         self._kill_at = _NEVER  # when SIGKILL follows; set once the ranks have been told to end
 
@@ -118,7 +147,8 @@ class Supervisor:
         """
         rank = len(self._children)
         cores = self._blocks[rank] if self._blocks else None
-        with inherited(self.job.variables(rank), cores):
+        variables = {**self.job.variables(rank), VARIABLE: self._reports.destination(rank)}
+        with inherited(variables, cores):
             yield rank
 
     def adopt(self, pid: int, collect: Callable[[], int]) -> None:
@@ -167,6 +197,7 @@ class Supervisor:
             (pause or _sleep)(max(0.0, self._next_deadline() - time.monotonic()))
             self.check()
         if not self.running:
+            self._look_for_survivors()
             self._collect(_NEVER)
 
     def check(self) -> None:
@@ -182,16 +213,17 @@ class Supervisor:
         if now >= self._kill_at:
             self.send(signal.SIGKILL)
             self._kill_at = now + 1.0
-        elif not self.is_ending and now >= min(self._stop_at, self._settled_at()):
-            self._end()
+        elif not self.is_ending and now >= self._due():
+            self._end_unless_they_go_on(now)
 
     def answered(self, rank: int, error: ErrorSummary | None) -> None:
         """Note what a rank itself says about its work; then its exit code does not count."""
         self._answers[rank] = error
         if error is not None:
             self._note_failure(rank, self.codes.get(rank), error)
-        elif self.failures.pop(rank, None) and not self.failures:
-            self._failed_at = _NEVER
+        else:
+            self.failures.pop(rank, None)
+            self._failed_at.pop(rank, None)
 
     def _exit_code(self, rank: int) -> int | None:
         child = self._children[rank]
@@ -207,23 +239,43 @@ class Supervisor:
     def _note_failure(self, rank: int, code: int | None, error: ErrorSummary | None) -> None:
         # A rank that fails after we have told it to end fails because of that.
         if rank not in self.stopped:
-            self._failed_at = min(self._failed_at, time.monotonic())
+            self._failed_at.setdefault(rank, time.monotonic())
             self.failures[rank] = RankOutcome(rank, code, error)
+            if self.policy.grace == _NEVER and code is not None and self.running:
+                self._notice(f"rank {rank} failed: {exit_text(code)}; the others go on")
+
+    @property
+    def unresolved(self) -> list[RankOutcome]:
+        """The failures of ranks that nobody has left behind, in the order in which they came."""
+        return [one for rank, one in self.failures.items() if rank not in self.left_behind]
+
+    def _look_for_survivors(self) -> None:
+        """Read which ranks others have left behind."""
+        before = len(self.left_behind)
+        for rank in range(len(self._children)):
+            self.left_behind |= self._reports.left_behind(rank)
+        lost = self.left_behind.intersection(self.failures)
+        if len(self.left_behind) > before and lost and self.running:
+            self._notice(f"{name_ranks(self.running)} go on without {name_ranks(lost)}")
 
     def _settled_at(self) -> float:
         """When the ranks that are left have to go, because others have failed."""
-        seconds = self.policy.settle
-        longer = self.policy.settle_without_cause
+        failed = self.unresolved
+        if not failed:
+            return _NEVER
+        seconds = self.policy.grace
+        longer = self.policy.grace_without_cause
         # A rank that raises tells its peers before it has ended, so they may be gone before it.
-        if longer is not None and all(
-            failure.blame >= Blame.LOST_A_PEER for failure in self.failures.values()
-        ):
+        if longer is not None and all(one.blame >= Blame.LOST_A_PEER for one in failed):
             seconds = longer
-        return self._failed_at + seconds
+        return max(self._not_before, min(self._failed_at[one.rank] for one in failed) + seconds)
+
+    def _due(self) -> float:
+        return min(self._stop_at, self._settled_at())
 
     def _next_deadline(self) -> float:
         collect_at = min(self._uncollected.values(), default=_NEVER) + _READABLE
-        due = self._kill_at if self.is_ending else min(self._stop_at, self._settled_at())
+        due = self._kill_at if self.is_ending else self._due()
         # Not infinite, because what waits may not take that.
         return min(collect_at, due, time.monotonic() + 3600.0)
 
@@ -236,11 +288,11 @@ class Supervisor:
             self._stop_at, self._stop_reason = at, reason
 
     def end_by(self, number: signal.Signals, reason: str) -> None:
-        """Send a signal that ends the ranks; SIGKILL follows after the grace."""
+        """Send a signal that ends the ranks; SIGKILL follows if they do not."""
         for rank in self.running:
             self.stopped.setdefault(rank, reason)
         self.send(number)
-        self._kill_at = min(self._kill_at, time.monotonic() + self.policy.grace)
+        self._kill_at = min(self._kill_at, time.monotonic() + self.policy.kill_after)
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the ranks that are running."""
@@ -249,10 +301,30 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._children[rank].pid, number)
 
-    def _end(self) -> None:
-        by_failure = self._settled_at() < self._stop_at
-        reason = "was ended because another rank had failed" if by_failure else self._stop_reason
-        self.end_by(signal.SIGTERM if self.policy.grace > 0 else signal.SIGKILL, reason)
+    def _end_unless_they_go_on(self, now: float) -> None:
+        """End all ranks; but after a failure not those that have shrunk their group, or stand."""
+        reason = self._stop_reason
+        if now < self._stop_at:
+            self._look_for_survivors()
+            if now < self._settled_at():
+                return
+            stopped = [rank for rank in self.running if is_stopped(self._children[rank].pid)]
+            if stopped:
+                self._wait_for(stopped, now)
+                return
+            reason = "was ended because another rank had failed"
+        self.end_by(signal.SIGTERM if self.policy.kill_after > 0 else signal.SIGKILL, reason)
+
+    def _wait_for(self, stopped: Sequence[int], now: float) -> None:
+        """Give a rank that somebody has stopped as much time as it takes: it cannot end."""
+        self._not_before = now + _STOPPED_POLL
+        if not self._told_of_stop:
+            self._told_of_stop = True
+            named = ", ".join(f"{rank} (pid {self._children[rank].pid})" for rank in stopped)
+            self._notice(
+                f"others have failed, but rank {named} is stopped, by a debugger or SIGSTOP, and "
+                "is waited for; Ctrl-C ends the job"
+            )
 
     def _collect(self, before: float) -> None:
         """Collect the ranks that ended before this time."""

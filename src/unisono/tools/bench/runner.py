@@ -79,7 +79,7 @@ class LibraryRanks:
             self._supervisor = stack.enter_context(
                 Supervisor(
                     processes,
-                    EndPolicy(_TIME_TO_LEAVE, grace=2.0),
+                    EndPolicy(_TIME_TO_LEAVE, kill_after=2.0),
                     bind="none" if library.is_launcher else "share",
                 )
             )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import sys
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -12,12 +14,14 @@ import torch
 import torch.distributed as dist
 
 from unisono.core import environment
+from unisono.core.debugging.debugger import hold
 from unisono.core.engine import DRAIN_SECONDS, Engine
 from unisono.core.groups import Group
 from unisono.errors import NotReady
 from unisono.torch.backend.direct import DirectCalls
 from unisono.torch.backend.dynamo import skip
 from unisono.torch.backend.futures import CallbackThread, current_callback_thread, keep_interrupts
+from unisono.torch.backend.tables import replace_group
 
 __all__ = ["ProcessGroupBase"]
 
@@ -27,6 +31,8 @@ _alive: weakref.WeakSet[ProcessGroupBase] = weakref.WeakSet()
 @skip
 class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
     """One rank's membership in a group, for torch."""
+
+    _before: ProcessGroupBase | None = None  # the group that this one was shrunk from
 
     def __init__(self, core: Group, store: Any, timeout: timedelta, options: Any) -> None:
         super().__init__(core.rank(), core.size())
@@ -103,6 +109,48 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
         child.setGroupDesc(group_desc or "")
         return child
 
+    # ---- after a loss ----
+
+    def shrink(self, ranks_to_exclude: Sequence[int] = ()) -> Self:
+        """A group of the ranks that are alive and not excluded; they all call it.
+
+        Ranks that have ended need not be named. This group cannot be used any more. If it is
+        torch's default group, the new one takes its place, with new rank numbers, and all other
+        groups are closed; that is what `torch.distributed.shrink_group` does for nccl.
+
+            except unisono.PeerLost:
+                group = dist.group.WORLD.shrink()
+        """
+        limit = timedelta(seconds=self._engine().timeout)
+        core = self._core.shrink(ranks_to_exclude, world=dist.group.WORLD is self)
+        made = type(self)(core, self._store, limit, None)
+        replace_group(self, made, core.ranks)
+        if self._core.engine is None:
+            self.shutdown()
+        else:  # a world next to another backend's: its memory serves the new group
+            made._before = self
+        return made
+
+    @property
+    def supports_shrinking(self) -> bool:
+        """False: torch's `shrink_group` asks this, and can only go on with backends in C++."""
+        warnings.warn(
+            "torch.distributed.shrink_group works with backends that are written in C++ only; "
+            "call group.shrink() instead, as in torch.distributed.group.WORLD.shrink()",
+            stacklevel=5,
+        )
+        return False
+
+    # ---- debugging ----
+
+    def breakpoint(self, rank: int = 0) -> None:
+        """Stop in a debugger on one rank of the group; the others wait, without a deadline.
+
+        `torch.distributed.breakpoint` reads standard input, so it needs `unisono run --tty RANK`,
+        and the others wait as long as any call may.
+        """
+        hold(self._core, rank, sys._getframe(1))
+
     # ---- the end ----
 
     def shutdown(self) -> None:
@@ -114,6 +162,8 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
             group.close()
         if self._callback_thread is not None:
             self._callback_thread.close(DRAIN_SECONDS)
+        if self._before is not None:
+            self._before.shutdown()
 
     def abort(self) -> None:
         """Leave the group; the other ranks get an error at once."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 
 from unisono.core import environment, registry, rendezvous
-from unisono.core.groups import WORLD_NAME, Group
+from unisono.core.groups import WORLD_NAME, Group, separate_world
 from unisono.torch.backend import nccl
 from unisono.torch.backend.process_group import UnisonoGroup
 
@@ -33,6 +33,5 @@ def _open(options: Any) -> Group:
     )
     timeout = environment.timeout(options.timeout.total_seconds())
     engine = registry.choose(None, launch).open(launch, timeout)
-    ranks = options.global_ranks_in_group or range(engine.size)
-    name = options.group_id if options.global_ranks_in_group else WORLD_NAME
-    return Group(name, ranks, engine, engine.rank)
+    ranks = options.global_ranks_in_group or None
+    return separate_world(engine, options.group_id if ranks else WORLD_NAME, ranks)

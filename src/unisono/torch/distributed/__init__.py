@@ -29,6 +29,7 @@ from unisono.torch.distributed.collectives import (
     reduce_scatter_tensor,
     scatter,
 )
+from unisono.torch.distributed.debugging import breakpoint
 from unisono.torch.distributed.groups import (
     GroupMember,
     get_backend,
@@ -92,6 +93,7 @@ __all__ = [
     "all_to_all_single",
     "barrier",
     "batch_isend_irecv",
+    "breakpoint",
     "broadcast",
     "broadcast_object_list",
     "destroy_process_group",

@@ -1,0 +1,1 @@
+"""Debugging one rank of a job at its terminal."""
