@@ -113,9 +113,8 @@ private:
     bool wanted_ = false;      ///< and should look now
     bool lazy_ = false;        ///< the last call of the queue was run by who waited for it
     std::uint64_t taken_ = 0;  ///< calls of the queue that were run so
-    std::atomic<std::uint64_t> queued_{
-        0};            ///< calls that were queued; the thread also looks without the lock
-    int closing_ = 0;  ///< threads that wait in close() or abort_calls()
+    std::atomic<std::uint64_t> queued_{0};  ///< the thread also looks without the lock
+    int closing_ = 0;                       ///< threads that wait in close() or abort_calls()
     bool closed_ = false;
     std::thread thread_;
 };
