@@ -2,6 +2,7 @@
 // Included by kernels_isa.cpp alone, which is compiled once for each instruction set.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -25,6 +26,13 @@ bool streamable(const void* to, StoreMode store) noexcept {
     (void)to, (void)store;
     return false;
 #endif
+}
+
+/// The bytes before the first cache line that begins in `to`, of at most `bytes`. A line that is
+/// streamed in two parts can leave the processor in between, and then memory reads it first.
+inline std::size_t before_line(const void* to, std::size_t bytes) noexcept {
+    const std::size_t into = reinterpret_cast<std::uintptr_t>(to) % 64;
+    return into == 0 ? 0 : std::min(bytes, 64 - into);
 }
 
 /// Stores a block of N bytes, a multiple of 16; `stream` only if `streamable`.
@@ -66,7 +74,8 @@ inline bool seems_to_follow(const void* to, const void* from) noexcept {
         std::memcpy(to + i, &parts[i / sizeof(Vector)], sizeof(Vector));
 }
 
-/// The same past the cache, in two halves, which fit the registers of every processor.
+/// The same past the cache, in two halves of whole lines, which fit the registers of every
+/// processor.
 [[gnu::always_inline]] inline void stream_one(char* to, const char* from) noexcept {
 #if defined(__SSE2__)
     for (std::size_t half = copy_block; half != 0;) {
@@ -86,9 +95,17 @@ void copy(void* to, const void* from, std::size_t bytes, StoreMode store) {
     if (to == from || bytes == 0) return;  // an empty buffer may have no address
     auto* out = static_cast<char*>(to);
     const auto* in = static_cast<const char*>(from);
+    const bool stream = streamable(to, store);
+    if (stream) {
+        const std::size_t head = before_line(to, bytes);
+        std::memcpy(out, in, head);
+        out += head;
+        in += head;
+        bytes -= head;
+    }
     const std::size_t blocks = bytes / copy_block * copy_block;
     const bool down = seems_to_follow(to, from);
-    if (streamable(to, store))
+    if (stream)
         for (std::size_t i = 0; i != blocks; i += copy_block) {
             const std::size_t at = down ? blocks - copy_block - i : i;
             stream_one(out + at, in + at);

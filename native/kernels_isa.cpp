@@ -189,9 +189,20 @@ void loop(const Operands& operands, First first, Last last) noexcept {
     const bool stream_too = also != nullptr && streamable(also, operands.also_store);
     bool down = false;
     for (int s = 0; s < operands.sources; ++s) down = down || seems_to_follow(to, from[s]);
-    const std::size_t blocks = operands.count / block;
+    const auto one = [&](std::size_t i) {
+        A total = first(static_cast<A>(widen_one(from[0][i])));
+        for (int s = 1; s < operands.sources; ++s)
+            total = Op::combine(total, first(static_cast<A>(widen_one(from[s][i]))));
+        const T out = narrow_one<T>(last(total));
+        to[i] = out;
+        if (also != nullptr) also[i] = out;
+    };
+    const std::size_t head =
+        stream ? before_line(to, operands.count * sizeof(T)) / sizeof(T) : std::size_t{0};
+    for (std::size_t i = 0; i < head; ++i) one(i);
+    const std::size_t blocks = (operands.count - head) / block;
     for (std::size_t done = 0; done < blocks; ++done) {
-        const std::size_t i = (down ? blocks - 1 - done : done) * block;
+        const std::size_t i = head + (down ? blocks - 1 - done : done) * block;
         alignas(64) A total[block];
         load<T, A, block>(total, from[0] + i);
         for (std::size_t j = 0; j < block; ++j) total[j] = first(total[j]);
@@ -207,14 +218,7 @@ void loop(const Operands& operands, First first, Last last) noexcept {
         put<block * sizeof(T)>(to + i, out, stream);
         if (also != nullptr) put<block * sizeof(T)>(also + i, out, stream_too);
     }
-    for (std::size_t i = blocks * block; i < operands.count; ++i) {
-        A total = first(static_cast<A>(widen_one(from[0][i])));
-        for (int s = 1; s < operands.sources; ++s)
-            total = Op::combine(total, first(static_cast<A>(widen_one(from[s][i]))));
-        const T out = narrow_one<T>(last(total));
-        to[i] = out;
-        if (also != nullptr) also[i] = out;
-    }
+    for (std::size_t i = head + blocks * block; i < operands.count; ++i) one(i);
 }
 
 bool reduce_bool(ReduceOp op, const Operands& operands) {
