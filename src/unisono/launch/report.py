@@ -78,7 +78,9 @@ class ErrorReports:
     def _lines(self, rank: int) -> list[Any]:
         import json
 
-        lines = []
+        lines: list[Any] = []
+        if not self._files:  # closed
+            return lines
         for text in os.pread(self._files[rank], _LONGEST, 0).splitlines():
             with contextlib.suppress(ValueError):  # cut short by the end of the rank
                 lines.append(json.loads(text))

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("mindspore")
+
 from tests.helpers.launcher import run
 from tests.helpers.thorough import essential
 

@@ -145,7 +145,7 @@ def all_gather(
     tensor_list: list[Any], tensor: Any, group: Group | None = None, async_op: bool = False
 ) -> Work | None:
     """Collect every rank's tensor in `tensor_list`, on every rank; sizes may differ."""
-    if not async_op and fast.all_gather_list(tensor_list, tensor, group) is None:
+    if async_op is False and fast.all_gather_list(tensor_list, tensor, group) is None:
         return None
     parts = arguments.views(tensor_list, "tensor_list")
     source = arguments.view(tensor, "tensor")
@@ -236,7 +236,7 @@ def gather(
     group_dst: int | None = None,
 ) -> Work | None:
     """Collect every rank's tensor in `gather_list` of rank `dst`; sizes may differ."""
-    if not async_op and fast.gather_list(tensor, gather_list, dst, group, group_dst) is None:
+    if async_op is False and fast.gather_list(tensor, gather_list, dst, group, group_dst) is None:
         return None
     source = arguments.view(tensor, "tensor")
     parts = _views_or_none(gather_list, "gather_list")
@@ -271,7 +271,7 @@ def scatter(
     group_src: int | None = None,
 ) -> Work | None:
     """Distribute the tensors of `scatter_list` of rank `src` to the ranks; sizes may differ."""
-    if not async_op and fast.scatter_list(tensor, scatter_list, src, group, group_src) is None:
+    if async_op is False and fast.scatter_list(tensor, scatter_list, src, group, group_src) is None:
         return None
     target = arguments.view(tensor, "tensor")
     parts = _views_or_none(scatter_list, "scatter_list")
@@ -372,7 +372,10 @@ def all_to_all(
     async_op: bool = False,
 ) -> Work | None:
     """Send entry j of the input list to rank j, and receive entry i of the output list from i."""
-    if not async_op and fast.all_to_all_list(output_tensor_list, input_tensor_list, group) is None:
+    if (
+        async_op is False
+        and fast.all_to_all_list(output_tensor_list, input_tensor_list, group) is None
+    ):
         return None
     members = arguments.members(group, "all_to_all")
     if members is None:
