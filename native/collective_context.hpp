@@ -30,7 +30,10 @@ inline constexpr std::size_t huge = std::size_t{8}
 
 /// Bytes of a part from which on the direct way pays in memory that peers have mapped: one copy
 /// less is worth one more barrier, which costs more with more ranks.
-constexpr std::size_t mapped_from_bytes(int ranks) {
+constexpr std::size_t mapped_from_bytes(Verb verb, int ranks) {
+    // Each rank writes all of its result, which its peers have just read: then a line has to be
+    // taken from them first, and slots are as good. Two ranks never gain.
+    if (verb == Verb::all_reduce) return ranks == 2 ? ~std::size_t{0} : std::size_t{2} << 20;
     return std::size_t{ranks <= 4 ? 16u : 32u} << 10;
 }
 
@@ -47,7 +50,7 @@ struct Context {
           n(group.size()),
           may_read(group.reads_peers()),
           single_copy(group.single_copy_range(arguments.verb)),
-          mapped_from(mapped_from_bytes(n)) {}
+          mapped_from(mapped_from_bytes(arguments.verb, n)) {}
 
     Group& group;
     const CallArguments& arguments;
