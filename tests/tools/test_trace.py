@@ -62,6 +62,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def the_trace(folder: Path) -> Path:
+    """The only trace; a rank that has lost a peer writes it while it goes on."""
+    wait_until(lambda: any(folder.glob("unisono-trace-*.json")))
     (path,) = folder.iterdir()
     return path
 
@@ -97,7 +99,7 @@ def slow(tmp_path: Path, folder: Path) -> Path:
         ranks[2].signal(signal.SIGKILL)
         for rank in (0, 1):
             assert ranks[rank].read()["kind"] == "PeerLost"
-    return the_trace(folder)
+        return the_trace(folder)
 
 
 def test_slow_rank_and_lost_rank(slow: Path, tmp_path: Path) -> None:
