@@ -105,6 +105,7 @@ private:
     void finish(const std::shared_ptr<Transfer>& transfer, std::unique_ptr<Failure> failure);
     std::unique_ptr<Failure> misfit(Transfer& transfer, int source, std::uint8_t dtype_code,
                                     std::uint32_t item_bytes, std::size_t bytes);
+    static std::unique_ptr<Failure> unreadable(int source, int error);
     std::unique_ptr<Failure> trouble(const Transfer& transfer) const;
     std::unique_ptr<Failure> expired(const Transfer& transfer) const;
     std::string last_call_note(const Transfer& transfer) const;
