@@ -3,6 +3,8 @@
 // A function here takes the arguments of the method of torch that it stands for, and returns
 // NotImplemented, with nothing done, unless all is ordinary; a NativeMethod then makes the call by
 // the method's own code in Python.
+#include <nanobind/stl/optional.h>
+
 #include <array>
 
 #include "fast_request.hpp"
@@ -323,6 +325,16 @@ void add_fast_backend(nb::module_& fast) {
     });
     module.def("learn_operator", [](std::size_t number, int code) {
         backend().operators.at(number) = static_cast<ReduceOp>(code);
+    });
+    // Takes (object, blocking, milliseconds, operator, root) of one class of options.
+    module.def("learn_options", [](nb::list given) {
+        using Integer = std::optional<std::int64_t>;
+        std::vector<OptionExample> examples;
+        for (nb::handle each : given)
+            examples.push_back({nb::object(each[0]).ptr(),
+                                {nb::cast<bool>(each[1]), nb::cast<std::int64_t>(each[2]),
+                                 nb::cast<Integer>(each[3]), nb::cast<Integer>(each[4])}});
+        return backend().options.learn(examples);
     });
     module.def("set_callback_thread", [](bool is_one) { runs_callbacks = is_one; });
     // None for a group that we do not serve.

@@ -37,6 +37,11 @@ bool Request::read(PyObject* process_group, PyObject* options) {
     process_group_ = process_group;
     options_ = options;
     if (options == Py_None) return true;  // in the background
+    values_ = known.options.read(options);
+    if (values_) {
+        blocking_ = values_->blocking;
+        return values_->timeout_ms <= 0;
+    }
     const nb::object async_op = attribute(options, known.async_op);
     if (!async_op.is_valid() || (async_op.ptr() != Py_True && async_op.ptr() != Py_False))
         return false;
@@ -48,7 +53,9 @@ bool Request::read(PyObject* process_group, PyObject* options) {
 // The hash of torch's operators is their number, which direct.py has checked.
 ReduceOp Request::op(const ElementType& type) const {
     Py_hash_t number = 0;  // the sum
-    if (options_ != Py_None) {
+    if (values_) {
+        number = static_cast<Py_hash_t>(values_->op.value_or(-1));
+    } else if (options_ != Py_None) {
         const nb::object given = attribute(options_, backend().reduce_op);
         number = given.is_valid() ? PyObject_Hash(given.ptr()) : -1;
         if (number == -1) PyErr_Clear();
@@ -62,8 +69,13 @@ ReduceOp Request::op(const ElementType& type) const {
 
 int Request::root() const {
     if (options_ == Py_None) return -1;
-    const nb::object given = attribute(options_, backend().root_rank);
-    const auto root = given.is_valid() ? integer_of(given.ptr()) : std::nullopt;
+    std::optional<std::int64_t> root;
+    if (values_) {
+        root = values_->root;
+    } else {
+        const nb::object given = attribute(options_, backend().root_rank);
+        if (given.is_valid()) root = integer_of(given.ptr());
+    }
     return root && *root >= 0 && *root < group().size ? static_cast<int>(*root) : -1;
 }
 

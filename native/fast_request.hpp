@@ -1,10 +1,11 @@
 // native/fast_request.hpp: who makes a call of the torch backend, and how: a group of torch's, and
-// torch's options, which are read by their attributes, each at most once. Part of fast_backend.cpp.
+// torch's options. Part of fast_backend.cpp.
 #pragma once
 
 #include <array>
 
 #include "fast_call.hpp"
+#include "torch_options.hpp"
 
 namespace unisono {
 
@@ -32,6 +33,7 @@ struct Backend {
     nanobind::object work;               ///< the class of works of collectives in progress
     nanobind::object message;            ///< and of messages
     std::array<ReduceOp, 16> operators;  ///< by torch's numbers; none: not ordinary
+    OptionLayouts options;
     PyTypeObject* group_type = nullptr;
     PyTypeObject* call_type = nullptr;
     PyObject* direct = PyUnicode_InternFromString("direct");
@@ -94,6 +96,7 @@ private:
     nanobind::object direct_;
     PyObject* process_group_ = nullptr;
     PyObject* options_ = Py_None;
+    std::optional<OptionValues> values_;  ///< of the options; empty: read them by their attributes
     bool blocking_ = false;
 };
 

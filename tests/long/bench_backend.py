@@ -5,12 +5,14 @@
 "nothing" is a backend in Python whose calls return at once: the price of torch itself. The backends
 take turns in one run, so that a busy machine is busy for all of them; the figures are medians.
 Before the clock starts, ranks meet by a few calls of the backend that is measured: the barrier that
-separates turns lets them go up to half a millisecond apart, and leaves cores asleep.
+separates turns lets them go up to half a millisecond apart, and leaves cores asleep. Each rank has
+its share of the cores, as `unisono run` gives it.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
@@ -21,6 +23,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+from unisono.launch.cores import core_blocks
 
 BACKENDS = ("nothing", "unisono", "gloo")
 
@@ -90,6 +94,9 @@ def _model(parameters: int, group: Any) -> tuple[Any, Any]:
 
 
 def _measure(rank: int, size: int, store: str, rounds: int) -> None:
+    shares = core_blocks(size)
+    if shares is not None:
+        os.sched_setaffinity(0, shares[rank])
     torch.set_num_threads(1)
     dist.Backend.register_backend(
         "nothing",

@@ -19,6 +19,7 @@ from unisono.core.dtypes import ReduceOp
 from unisono.core.engine import Engine, Work
 from unisono.core.fast import registration
 from unisono.core.groups import Group
+from unisono.torch.backend import options
 
 __all__ = ["OPERATORS", "DirectCalls", "first_natively", "native"]
 
@@ -83,5 +84,12 @@ def _learn_operators() -> None:
     # Otherwise this is another torch, and calls with an operator go the general way.
 
 
+def _learn_options() -> None:
+    """Let native code find the fields of torch's options; those not found are read by Python."""
+    for name in options.CLASSES:
+        native.learn_options(list(options.examples(name)))
+
+
 if native is not None:
     _learn_operators()
+    _learn_options()
