@@ -4,7 +4,10 @@
 // Each begins after the first barrier of the call, which has carried where peers may read, and the
 // consistency check, after which all know how much; it ends with the closing barrier. Peers are
 // read in rotated order, so that not all ranks read the same one at the same time.
+#include <unistd.h>
+
 #include <optional>
+#include <utility>
 
 #include "collective_context.hpp"
 #include "heap.hpp"
@@ -20,6 +23,37 @@ constexpr std::size_t direct_chunk = std::size_t{512} << 10;
 bool apart(const std::byte* one, std::size_t bytes, const std::byte* two, std::size_t length) {
     return bytes == 0 || length == 0 || one + bytes <= two || two + length <= one;
 }
+
+/// Bytes of the cache that a core has for itself which pieces of peers' memory may take.
+std::size_t scratch_bytes() {
+    static const std::size_t bytes = [] {
+        const long cache = sysconf(_SC_LEVEL2_CACHE_SIZE);  // 0 where it is not known
+        return std::clamp(cache <= 0 ? 0 : static_cast<std::size_t>(cache) / 2,
+                          std::size_t{512} << 10, std::size_t{1} << 20);
+    }();
+    return bytes;
+}
+
+/// Bytes of a slice of a block, for `total` bytes that `ranks` ranks reduce: long, because calls of
+/// the kernel are dear, but short enough that some blocks follow each other, because what comes
+/// after the reduction runs beside that of the next block.
+std::size_t slice_bytes(const Context& c, std::size_t total, int ranks) {
+    constexpr std::size_t blocks = 6;
+    const std::size_t each = round_up(total / static_cast<std::size_t>(ranks) / blocks, page);
+    return std::min(std::clamp(each, std::size_t{64} << 10, std::size_t{256} << 10),
+                    c.group.slot_bytes());
+}
+
+/// Slice `index` of a block of `bytes` that is divided into slices of equal length, on cache lines.
+struct EqualSlice {
+    EqualSlice(std::size_t bytes, int slices, int index) {
+        const auto n = static_cast<std::size_t>(slices);
+        const std::size_t each = round_up((bytes + n - 1) / n, line);
+        begin = std::min(bytes, each * static_cast<std::size_t>(index));
+        length = std::min(bytes, begin + each) - begin;
+    }
+    std::size_t begin, length;
+};
 
 /// Bytes of a buffer that has a part for each rank.
 std::size_t total_bytes(const Context& c, const std::vector<std::uint64_t>& counts) {
@@ -49,40 +83,68 @@ struct Offers {
     std::array<Offer, max_ranks> of;
 };
 
+/// Whether a reduction can go on from what it has stored: it combines elements as they are, and the
+/// result needs nothing more.
+bool can_go_on(const CallArguments& call) noexcept {
+    return call.op != ReduceOp::avg && call.op != ReduceOp::premul_sum &&
+           call.dtype != DType::float16 && call.dtype != DType::bfloat16;
+}
+
 /// Reduces `bytes` of all ranks, in rank order: ours at `own`, those of a peer `offset(peer)`
 /// behind what it has offered; into `target`, and `also` unless it is null. Memory that we have
 /// mapped is reduced where it is; pieces of other memory are read into scratch memory that stays in
-/// the cache of this core, and reduced from there.
+/// the cache of this core, and reduced from there. Calls of the kernel are dear, so pieces should
+/// be long: where a reduction can go on from its own result, it does so after a few sources.
 template <class Offset>
 void reduce_from_peers(Context& c, const Offers& offers, const std::byte* own, std::byte* target,
                        StoreMode store, std::size_t bytes, Offset offset,
                        std::byte* also = nullptr) {
-    constexpr std::size_t cache = std::size_t{512} << 10;
+    constexpr std::size_t few = 4;  // sources at a time
     int unmapped = 0;
     for (int peer = 0; peer < c.n; ++peer)
         if (peer != c.me && !offers[peer].is_in_file()) ++unmapped;
-    const auto copies = static_cast<std::size_t>(unmapped);
-    const std::size_t piece =
-        copies == 0 ? bytes
-                    : std::clamp(cache / copies / page * page, 4 * page, std::size_t{256} << 10);
-    std::byte* const scratch = copies == 0 ? nullptr : c.group.scratch(piece * copies);
+    const auto all = static_cast<std::size_t>(unmapped);
+    const std::size_t batch = can_go_on(c.arguments) ? std::min(few, all) : all;
+    const std::size_t piece = batch == 0 ? bytes
+                                         : std::clamp(scratch_bytes() / (batch + 1) / page * page,
+                                                      4 * page, std::size_t{256} << 10);
+    std::byte* const scratch = batch == 0 ? nullptr : c.group.scratch(piece * (batch + 1));
+    std::byte* const total = batch == 0 ? nullptr : scratch + batch * piece;
     for (std::size_t done = 0; done < bytes; done += piece) {
         const std::size_t length = std::min(piece, bytes - done);
+        /// A piece of a peer's memory, where it is or at `next`.
+        const auto read = [&](int peer, std::byte*& next) -> const std::byte* {
+            const std::size_t at = offset(peer) + done;
+            if (const std::byte* mapped = c.group.peer_memory(offers[peer], at, length))
+                return mapped;
+            c.group.read_peer(peer, offers[peer], at, next, length, StoreMode::plain);
+            return std::exchange(next, next + piece);
+        };
         std::byte* next = scratch;
-        for (int i = 1; i < c.n; ++i) {
-            const int peer = (c.me + i) % c.n;
-            const std::byte* part = c.group.peer_memory(offers[peer], offset(peer) + done, length);
-            if (part == nullptr) {
-                c.group.read_peer(peer, offers[peer], offset(peer) + done, next, length,
-                                  StoreMode::plain);
-                part = next;
-                next += piece;
+        if (batch == all) {
+            for (int i = 1; i < c.n; ++i) {
+                const int peer = (c.me + i) % c.n;
+                c.from[static_cast<std::size_t>(peer)] = read(peer, next);
             }
-            c.from[static_cast<std::size_t>(peer)] = part;
+            c.from[static_cast<std::size_t>(c.me)] = own + done;
+            reduce_into(c, target + done, store, also == nullptr ? nullptr : also + done,
+                        c.group.staging(), c.from.data(), c.n, length);
+            continue;
         }
-        c.from[static_cast<std::size_t>(c.me)] = own + done;
+        int sources = 0;
+        for (int peer = 0; peer < c.n; ++peer) {
+            if (next == total) {  // go on from what we have so far
+                reduce_into(c, total, StoreMode::plain, nullptr, StoreMode::plain, c.from.data(),
+                            sources, length);
+                c.from[0] = total;
+                sources = 1;
+                next = scratch;
+            }
+            c.from[static_cast<std::size_t>(sources++)] =
+                peer == c.me ? own + done : read(peer, next);
+        }
         reduce_into(c, target + done, store, also == nullptr ? nullptr : also + done,
-                    c.group.staging(), c.from.data(), length);
+                    c.group.staging(), c.from.data(), sources, length);
     }
 }
 
@@ -220,29 +282,32 @@ void reduce_scatter_directly(Context& c) {
 
 namespace {
 
-/// all_reduce, if sources are mapped but not all results are: rank r reduces slice r out of all
-/// sources into its result and its slot; barrier; copy the other slices out. Barriers: 1 + 1 a
-/// chunk. Bytes staged: S/P; read from peers: 2(P-1)/P S.
+/// all_reduce, if sources can be read but results are not mapped: rank r reduces slice r of a block
+/// out of all sources into its result and its slot; barrier; copy the other slices out. Barriers: 1
+/// + 1 a block. Bytes staged: S/P; read from peers: 2(P-1)/P S.
 void all_reduce_by_slots(Context& c, const Offers& sources) {
     const std::size_t total = c.share();
-    const std::size_t chunk = c.chunk(total);
-    const StoreMode result = c.result(total);
-    c.group.commit_slot(std::min(chunk, total));
-    for (std::size_t done = 0; done < total; done += chunk) {
-        const std::size_t length = std::min(chunk, total - done);
-        const Slice own(length, c.n, c.me);
-        const std::size_t begin = done + own.begin;
-        std::byte* const target = c.arguments.target + done;
+    const std::size_t slice = slice_bytes(c, total, c.n);
+    const std::size_t block = slice * static_cast<std::size_t>(c.n);
+    const StoreMode copied = total >= huge ? StoreMode::streaming : StoreMode::plain;
+    c.group.commit_slot(slice);
+    for (std::size_t done = 0; done < total; done += block) {
+        const std::size_t length = std::min(block, total - done);
+        const EqualSlice own(length, c.n, c.me);
+        const std::size_t at = done + own.begin;
         c.group.begin_step();
         reduce_from_peers(
-            c, sources, c.arguments.source + begin, target + own.begin, result, own.length,
-            [&](int) { return begin; }, c.group.slot(c.me) + own.begin);
-        c.group.barrier();
+            c, sources, c.arguments.source + at, c.arguments.target + at, c.result(total),
+            own.length, [&](int) { return at; }, c.group.slot(c.me));
+        if (done + length < total)
+            c.group.barrier();
+        else
+            c.group.closing_barrier();  // what is left to read is in slots
         for (int i = 1; i < c.n; ++i) {
             const int peer = (c.me + i) % c.n;
-            const Slice theirs(length, c.n, peer);
-            c.k.copy(target + theirs.begin, c.group.slot(peer) + theirs.begin, theirs.length,
-                     result);
+            const EqualSlice theirs(length, c.n, peer);
+            c.k.copy(c.arguments.target + done + theirs.begin, c.group.slot(peer), theirs.length,
+                     copied);
         }
     }
     c.group.probe(total);
@@ -259,7 +324,9 @@ void all_reduce_directly(Context& c) {
     const std::size_t total = c.share();
     const Offers sources(c);
     const bool mapped = sources.all_in_file();
-    if (mapped && !sources.all_results_in_file()) return all_reduce_by_slots(c, sources);
+    // Two ranks read all of each other's memory in two calls of the kernel; many would wait for
+    // each other there, and slots are in a cache.
+    if (mapped ? !sources.all_results_in_file() : c.n > 2) return all_reduce_by_slots(c, sources);
     const std::size_t chunk = mapped ? direct_chunk * static_cast<std::size_t>(c.n) : total;
     const StoreMode copied = total >= huge ? StoreMode::streaming : c.group.staging();
     std::optional<Offers> results;
@@ -302,33 +369,29 @@ void reduce_directly(Context& c) {
                               total, [](int) { return 0; });
         return c.group.closing_barrier();
     }
-    const auto workers = static_cast<std::size_t>(c.n - 1);
-    const std::size_t most = std::min(std::size_t{64} << 10, c.group.slot_bytes());
-    if (!root) c.group.commit_slot(most);
-    for (std::size_t done = 0; done < total; done += workers * most) {
-        const std::size_t length = std::min(workers * most, total - done);
-        const std::size_t each = round_up((length + workers - 1) / workers, line);
-        /// Where the slice of a worker begins in this block.
-        const auto begin = [&](int worker) {
-            return std::min(length, each * static_cast<std::size_t>(worker));
-        };
+    const int workers = c.n - 1;
+    const std::size_t slice = slice_bytes(c, total, workers);
+    const std::size_t block = slice * static_cast<std::size_t>(workers);
+    if (!root) c.group.commit_slot(slice);
+    for (std::size_t done = 0; done < total; done += block) {
+        const std::size_t length = std::min(block, total - done);
         c.group.begin_step();
         if (!root) {
-            const int worker = c.me - (c.me > c.arguments.root ? 1 : 0);
-            const std::size_t at = done + begin(worker);
+            const EqualSlice own(length, workers, c.me - (c.me > c.arguments.root ? 1 : 0));
+            const std::size_t at = done + own.begin;
             reduce_from_peers(c, sources, c.arguments.source + at, c.group.slot(c.me),
-                              StoreMode::plain, begin(worker + 1) - begin(worker),
-                              [&](int) { return at; });
+                              StoreMode::plain, own.length, [&](int) { return at; });
         }
         if (done + length < total)
             c.group.barrier();
         else
             c.group.closing_barrier();  // what is left to read is in slots
-        if (!root) continue;
-        for (int worker = 0; worker < c.n - 1; ++worker)
-            c.k.copy(c.arguments.target + done + begin(worker),
-                     c.group.slot(worker + (worker >= c.arguments.root ? 1 : 0)),
-                     begin(worker + 1) - begin(worker), c.result(total));
+        for (int worker = 0; root && worker < workers; ++worker) {
+            const EqualSlice theirs(length, workers, worker);
+            c.k.copy(c.arguments.target + done + theirs.begin,
+                     c.group.slot(worker + (worker >= c.arguments.root ? 1 : 0)), theirs.length,
+                     c.result(total));
+        }
     }
 }
 

@@ -88,6 +88,32 @@ void test_verbs(int size) {
     });
 }
 
+/// Calls with a root that follow each other at once: ranks that only send are soon ahead, and must
+/// not touch what the root still reads.
+void test_in_a_row(int size) {
+    constexpr int rounds = 40;
+    const ThreadedJob job(size);
+    on_ranks(size, [&](int rank) {
+        const auto group = job.group(rank);
+        for (const std::size_t count : {3001, 20000, 65537, 300001}) {
+            std::vector<Ints> sources, sums;
+            for (int round = 0; round < rounds; ++round) {
+                sources.emplace_back(count, rank + round);
+                sums.emplace_back(rank == 0 ? count : 0);
+            }
+            for (std::size_t i = 0; i < rounds; ++i)
+                group->run(make_call(Verb::reduce, sources[i], sums[i], count, ReduceOp::sum, 0),
+                           long_limits);
+            for (int round = 0; rank == 0 && round < rounds; ++round) {
+                const Ints& sum = sums[static_cast<std::size_t>(round)];
+                const std::int32_t expected = size * (size - 1) / 2 + size * round;
+                CHECK(std::all_of(sum.begin(), sum.end(),
+                                  [&](std::int32_t each) { return each == expected; }));
+            }
+        }
+    });
+}
+
 /// Source and target are the same memory, or one is a part of the other; some ranks alone do so.
 void test_in_place(int size) {
     const ThreadedJob job(size);
@@ -364,9 +390,10 @@ int main() {
     // Staged only; the direct way wherever it can be; what a job does by itself.
     for (const char* single_copy : {"0", "1", ""}) {
         setenv("UNISONO_SINGLE_COPY", single_copy, 1);
-        for (const int size : {1, 2, 3, 5}) test_verbs(size);
+        for (const int size : {1, 2, 3, 5, 8}) test_verbs(size);
         for (const int size : {1, 2, 4}) test_uneven(size);
         for (const int size : {2, 3}) test_in_place(size);
+        for (const int size : {2, 3, 5, 8}) test_in_a_row(size);
         test_partly_uneven();
         test_mismatch();
     }
