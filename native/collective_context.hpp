@@ -193,11 +193,10 @@ struct Slice {
 };
 
 inline void reduce_into(Context& c, std::byte* to, StoreMode store, std::byte* also,
-                        StoreMode also_store, const void* const* from, int sources,
-                        std::size_t bytes) {
+                        StoreMode also_store, const void* const* from, std::size_t bytes) {
     if (bytes == 0) return;
     c.k.reduce(c.arguments.dtype, c.arguments.op, c.arguments.factor, to, store, also, also_store,
-               from, sources, bytes / c.arguments.item_bytes);
+               from, c.n, bytes / c.arguments.item_bytes);
 }
 
 /// Offset in bytes of part `part` of a buffer that is divided by `counts`, or into equal shares.

@@ -28,7 +28,7 @@ void all_reduce_once(Context& c) {
     c.first_barrier();
     if (c.way(everybody) == Way::staged_again) return all_reduce_sliced(c, true);
     reduce_into(c, c.arguments.target, StoreMode::plain, nullptr, StoreMode::plain,
-                c.sources(c.arguments.source, 0), c.n, bytes);
+                c.sources(c.arguments.source, 0), bytes);
     c.group.probe(bytes);
 }
 
@@ -57,7 +57,7 @@ void all_reduce_sliced(Context& c, bool begun) {
             c.group.barrier();
         }
         reduce_into(c, target + own.begin, result, slot + own.begin, c.group.staging(),
-                    c.sources(source + own.begin, own.begin), c.n, own.length);
+                    c.sources(source + own.begin, own.begin), own.length);
         c.group.barrier();
         for (int i = 1; i < c.n; ++i) {
             const int peer = (c.me + i) % c.n;
@@ -108,61 +108,47 @@ void reduce_at_root(Context& c, bool begun) {
         }
         if (root)
             reduce_into(c, c.arguments.target + done, c.result(total), nullptr, StoreMode::plain,
-                        c.sources(c.arguments.source + done, 0), c.n, length);
+                        c.sources(c.arguments.source + done, 0), length);
         done += chunk;
     } while (done < total);
     c.group.probe(total);
 }
 
-/// A pipeline over chunks. In step k every rank stages chunk k; each but the root reduces its slice
-/// of chunk k - 1 into its slot, behind what it has staged; and the root copies the slices of chunk
-/// k - 2 out, which takes it about as long. Barriers: 1 a chunk + 1. Bytes staged: P/(P-1) S; read
-/// by each rank: S. `begun`: the first barrier is behind us.
+/// Like the two-shot all_reduce, but only the root copies slices out. Barriers: 2 a chunk. Bytes
+/// staged: S; read by each rank: (P-1)/P S, by the root twice that. `begun`: the first barrier is
+/// behind us.
 void reduce_sliced(Context& c, bool begun) {
     const bool root = c.me == c.arguments.root;
     const std::size_t total = c.share();
-    const std::size_t chunk = std::min(c.chunk(total), c.group.slot_bytes() / 2 / line * line);
-    const std::size_t chunks = (total + chunk - 1) / chunk;
-    const int workers = c.n - 1;
-    /// Where the slices of chunk `index` begin in slots: behind the chunk that is staged next.
-    const auto results = [&](std::size_t index) {
-        return round_up(piece(total, index + 1, chunk), line);
-    };
-    const auto reduce_slice = [&](std::size_t index) {
-        const Slice own(piece(total, index, chunk), workers,
-                        c.me - (c.me > c.arguments.root ? 1 : 0));
-        for (int rank = 0; rank < c.n; ++rank)
-            c.from[static_cast<std::size_t>(rank)] =
-                rank == c.me ? c.arguments.source + index * chunk + own.begin
-                             : c.group.slot_before(rank) + own.begin;
-        reduce_into(c, c.group.slot(c.me) + results(index), c.group.staging(), nullptr,
-                    StoreMode::plain, c.from.data(), c.n, own.length);
-    };
-    /// `slot(rank)`: where the slice of a rank is.
-    const auto copy_out = [&](std::size_t index, auto slot) {
-        for (int worker = 0; worker < workers; ++worker) {
-            const Slice theirs(piece(total, index, chunk), workers, worker);
-            c.k.copy(c.arguments.target + index * chunk + theirs.begin,
-                     slot(worker + (worker >= c.arguments.root ? 1 : 0)) + results(index),
+    const std::size_t chunk = c.chunk(total);
+    c.group.commit_slot(std::min(chunk, total));
+    for (std::size_t done = 0; done < total; done += chunk) {
+        const std::size_t length = std::min(chunk, total - done);
+        const std::byte* source = c.arguments.source + done;
+        const Slice own(length, c.n, c.me);
+        const std::size_t end = own.begin + own.length;
+        c.group.begin_step();
+        std::byte* slot = c.group.slot(c.me);
+        c.k.copy(slot, source, own.begin, c.group.staging());
+        c.k.copy(slot + end, source + end, length - end, c.group.staging());
+        if (done == 0 && !begun) {
+            c.first_barrier();
+            if (c.way(everybody) == Way::staged_again) return reduce_sliced(c, true);
+        } else {
+            c.group.barrier();
+        }
+        std::byte* to = root ? c.arguments.target + done : slot;
+        reduce_into(c, to + own.begin, root ? StoreMode::plain : c.group.staging(), nullptr,
+                    StoreMode::plain, c.sources(source + own.begin, own.begin), own.length);
+        c.group.barrier();
+        if (!root) continue;
+        for (int i = 1; i < c.n; ++i) {
+            const int peer = (c.me + i) % c.n;
+            const Slice theirs(length, c.n, peer);
+            c.k.copy(c.arguments.target + done + theirs.begin, c.group.slot(peer) + theirs.begin,
                      theirs.length, c.result(total));
         }
-    };
-    c.group.commit_slot(std::min(2 * chunk, c.group.slot_bytes()));
-    for (std::size_t step = 0; step <= chunks; ++step) {
-        c.group.begin_step();
-        c.k.copy(c.group.slot(c.me), c.arguments.source + step * chunk, piece(total, step, chunk),
-                 c.group.staging());
-        if (step >= 1 && !root) reduce_slice(step - 1);
-        if (step >= 2 && root)
-            copy_out(step - 2, [&](int rank) { return c.group.slot_before(rank); });
-        if (step > 0 || begun) {
-            c.group.barrier();
-            continue;
-        }
-        c.first_barrier();
-        if (c.way(everybody) == Way::staged_again) return reduce_sliced(c, true);
     }
-    if (root) copy_out(chunks - 1, [&](int rank) { return c.group.slot(rank); });
     c.group.probe(total);
 }
 
@@ -352,7 +338,7 @@ void reduce_scatter(Context& c) {
                 c.from[static_cast<std::size_t>(rank)] =
                     rank == c.me ? own_part + step * cell : c.cell_for_me(rank);
             reduce_into(c, c.arguments.target + step * cell, StoreMode::plain, nullptr,
-                        StoreMode::plain, c.from.data(), c.n, length);
+                        StoreMode::plain, c.from.data(), length);
         },
         everybody, reduce_scatter_directly);
 }
@@ -371,7 +357,7 @@ void run_alone(Context& c) {
                       {0});
     if (c.arguments.op != ReduceOp::none) {
         const void* from = c.arguments.source;
-        reduce_into(c, c.arguments.target, StoreMode::plain, nullptr, StoreMode::plain, &from, 1,
+        reduce_into(c, c.arguments.target, StoreMode::plain, nullptr, StoreMode::plain, &from,
                     bytes);
     } else if (c.arguments.verb != Verb::barrier) {
         c.k.copy(c.arguments.target, c.arguments.source, bytes, StoreMode::plain);

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <optional>
-#include <utility>
 
 #include "collective_context.hpp"
 #include "heap.hpp"
@@ -83,68 +82,39 @@ struct Offers {
     std::array<Offer, max_ranks> of;
 };
 
-/// Whether a reduction can go on from what it has stored: it combines elements as they are, and the
-/// result needs nothing more.
-bool can_go_on(const CallArguments& call) noexcept {
-    return call.op != ReduceOp::avg && call.op != ReduceOp::premul_sum &&
-           call.dtype != DType::float16 && call.dtype != DType::bfloat16;
-}
-
 /// Reduces `bytes` of all ranks, in rank order: ours at `own`, those of a peer `offset(peer)`
 /// behind what it has offered; into `target`, and `also` unless it is null. Memory that we have
 /// mapped is reduced where it is; pieces of other memory are read into scratch memory that stays in
-/// the cache of this core, and reduced from there. Calls of the kernel are dear, so pieces should
-/// be long: where a reduction can go on from its own result, it does so after a few sources.
+/// the cache of this core, and reduced from there.
 template <class Offset>
 void reduce_from_peers(Context& c, const Offers& offers, const std::byte* own, std::byte* target,
                        StoreMode store, std::size_t bytes, Offset offset,
                        std::byte* also = nullptr) {
-    constexpr std::size_t few = 4;  // sources at a time
     int unmapped = 0;
     for (int peer = 0; peer < c.n; ++peer)
         if (peer != c.me && !offers[peer].is_in_file()) ++unmapped;
-    const auto all = static_cast<std::size_t>(unmapped);
-    const std::size_t batch = can_go_on(c.arguments) ? std::min(few, all) : all;
-    const std::size_t piece = batch == 0 ? bytes
-                                         : std::clamp(scratch_bytes() / (batch + 1) / page * page,
-                                                      4 * page, std::size_t{256} << 10);
-    std::byte* const scratch = batch == 0 ? nullptr : c.group.scratch(piece * (batch + 1));
-    std::byte* const total = batch == 0 ? nullptr : scratch + batch * piece;
+    const auto copies = static_cast<std::size_t>(unmapped);
+    const std::size_t piece = copies == 0 ? bytes
+                                          : std::clamp(scratch_bytes() / copies / page * page,
+                                                       4 * page, std::size_t{256} << 10);
+    std::byte* const scratch = copies == 0 ? nullptr : c.group.scratch(piece * copies);
     for (std::size_t done = 0; done < bytes; done += piece) {
         const std::size_t length = std::min(piece, bytes - done);
-        /// A piece of a peer's memory, where it is or at `next`.
-        const auto read = [&](int peer, std::byte*& next) -> const std::byte* {
-            const std::size_t at = offset(peer) + done;
-            if (const std::byte* mapped = c.group.peer_memory(offers[peer], at, length))
-                return mapped;
-            c.group.read_peer(peer, offers[peer], at, next, length, StoreMode::plain);
-            return std::exchange(next, next + piece);
-        };
         std::byte* next = scratch;
-        if (batch == all) {
-            for (int i = 1; i < c.n; ++i) {
-                const int peer = (c.me + i) % c.n;
-                c.from[static_cast<std::size_t>(peer)] = read(peer, next);
+        for (int i = 1; i < c.n; ++i) {
+            const int peer = (c.me + i) % c.n;
+            const std::byte* part = c.group.peer_memory(offers[peer], offset(peer) + done, length);
+            if (part == nullptr) {
+                c.group.read_peer(peer, offers[peer], offset(peer) + done, next, length,
+                                  StoreMode::plain);
+                part = next;
+                next += piece;
             }
-            c.from[static_cast<std::size_t>(c.me)] = own + done;
-            reduce_into(c, target + done, store, also == nullptr ? nullptr : also + done,
-                        c.group.staging(), c.from.data(), c.n, length);
-            continue;
+            c.from[static_cast<std::size_t>(peer)] = part;
         }
-        int sources = 0;
-        for (int peer = 0; peer < c.n; ++peer) {
-            if (next == total) {  // go on from what we have so far
-                reduce_into(c, total, StoreMode::plain, nullptr, StoreMode::plain, c.from.data(),
-                            sources, length);
-                c.from[0] = total;
-                sources = 1;
-                next = scratch;
-            }
-            c.from[static_cast<std::size_t>(sources++)] =
-                peer == c.me ? own + done : read(peer, next);
-        }
+        c.from[static_cast<std::size_t>(c.me)] = own + done;
         reduce_into(c, target + done, store, also == nullptr ? nullptr : also + done,
-                    c.group.staging(), c.from.data(), sources, length);
+                    c.group.staging(), c.from.data(), length);
     }
 }
 

@@ -188,10 +188,9 @@ public:
     /// Makes sure that our two slots have pages for `bytes`, which is at most `slot_bytes`.
     void commit_slot(std::size_t bytes);
 
-    std::byte* slot(int rank) const noexcept { return slot_of(step_, rank); }
-
-    /// The slot of the step before, which may be read until the next barrier.
-    const std::byte* slot_before(int rank) const noexcept { return slot_of(step_ - 1, rank); }
+    std::byte* slot(int rank) const noexcept {
+        return slots_ + (static_cast<std::size_t>(step_ & 1) * size_ + rank) * slot_bytes_;
+    }
     std::size_t slot_bytes() const noexcept { return slot_bytes_; }
 
     /// Publishes where peers may read our own memory in this step.
@@ -271,9 +270,6 @@ private:
 
     std::uint64_t* rows(int rank) const noexcept {
         return rows_ + (static_cast<std::size_t>(step_ & 1) * size_ + rank) * 2 * size_;
-    }
-    std::byte* slot_of(std::uint64_t step, int rank) const noexcept {
-        return slots_ + (static_cast<std::size_t>(step & 1) * size_ + rank) * slot_bytes_;
     }
     bool reached(int peer) const noexcept;
     void wait_for(int peer);

@@ -34,7 +34,7 @@ void block_unix_signals() noexcept {
 }
 
 SpinPolicy choose_spin_policy(bool oversubscribed, bool one_session) noexcept {
-    if (!oversubscribed) return {4000, 50, std::chrono::milliseconds(2)};
+    if (!oversubscribed) return {4000, 50, std::chrono::milliseconds(20)};
     return {0, one_session ? 50 : 5, {}};
 }
 

@@ -21,8 +21,8 @@ struct WaitWord {
 
 /// How long to try before sleeping. With a core for each rank, spin: the peer will arrive soon;
 /// then yield for a while, because to wake up takes long, and peers that wait for it would fall
-/// asleep as well. With fewer cores, spinning keeps the peer from running, so yield a few times
-/// only.
+/// asleep as well; the host of a virtual machine gives a core that sleeps to others, for
+/// milliseconds. With fewer cores, spinning keeps the peer from running, so yield a few times only.
 struct SpinPolicy {
     int spins = 0;
     int yields = 0;
