@@ -29,6 +29,8 @@ class Interrupts:
     def __exit__(self, *_: object) -> None:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
+        if self._count:  # it came too late for us
+            raise KeyboardInterrupt
 
     def _note(self, *_: object) -> None:
         self._count += 1

@@ -4,63 +4,22 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from unisono.errors import ArgumentError, ArgumentTypeError, NotReady, PeerLost
 from unisono.launch.outcome import Blame, RankOutcome, name_ranks
 from unisono.launch.rank_errors import raise_cause
-from unisono.notebook.interrupts import Interrupts
-from unisono.notebook.output import Printer
-from unisono.notebook.tasks import Answer, Cell, Event, Function, OutputPiece, Task
+from unisono.notebook.run import Backend, Run
+from unisono.notebook.tasks import Answer, Cell, Function, Task
 
 __all__ = ["Ranks", "ranks"]
 
-#: Seconds that ranks get to end by themselves after the first has failed; then it leaves the world,
-#: and calls that wait for it fail.
-_SETTLE = 0.3
-#: Seconds after which we say for whom we still wait.
-_TELL = 3.0
-#: The longest wait between two looks at everything else.
-_POLL = 0.1
 _NEW_WORLD = (
     "the ranks keep their variables, and the next call has a new world: make groups that you made "
     "before again"
 )
-_NEVER = float("inf")
-
-
-class _Backend(Protocol):
-    """Threads or processes that are ranks."""
-
-    patience: float
-
-    def start(self, task: Task, *, renew: bool) -> None:
-        """Give a task to all ranks; with `renew` they get a new world first."""
-
-    def output(self) -> AbstractContextManager[None]:
-        """A context in which the output of the ranks becomes events."""
-
-    def events(self, seconds: float) -> Sequence[Event]:
-        """What happened; waits for it, but not longer than that."""
-
-    def leave(self, rank: int, reason: str) -> None:
-        """Let a rank that has failed leave its world."""
-
-    def interrupt(self, ranks: Iterable[int]) -> None:
-        """Raise KeyboardInterrupt in the ranks."""
-
-    def give_up(self, ranks: Iterable[int]) -> Sequence[Answer]:
-        """Wait no longer for ranks that do not react."""
-
-    def lost(self) -> dict[int, str]:
-        """Ranks that have ended, and how."""
-
-    def close(self) -> None:
-        """End the ranks."""
 
 
 def ranks(n: int, *, engine: str = "threads", timeout: float | None = None) -> Ranks:
@@ -172,9 +131,14 @@ class Ranks:
             raise NotReady("these ranks are running another call; make others for this one")
         try:
             self._check_usable()
-            run = _Run(self.size, self._backend, is_first)
-            renew, self._needs_world = self._needs_world, True
-            answers = run.wait_for(task, renew)
+            with Run(self.size, self._backend, is_first) as run:
+                self._backend.start(task, renew=self._needs_world)
+                self._needs_world = True  # until all have answered
+                try:
+                    answers = run.wait()
+                except BaseException:  # we do not know what they do, so nobody may use them
+                    self.close()
+                    raise
             self._needs_world = _needs_world(answers)
             self._raise(run, answers)
             return [answers[rank].result for rank in range(self.size)]
@@ -193,7 +157,7 @@ class Ranks:
                 sorted(lost),
             )
 
-    def _raise(self, run: _Run, answers: dict[int, Answer]) -> None:
+    def _raise(self, run: Run, answers: dict[int, Answer]) -> None:
         """Raise the error that caused the others; nothing if no rank failed."""
         failed = [answer for answer in answers.values() if answer.error is not None]
         lost = self._backend.lost()
@@ -223,97 +187,7 @@ class Ranks:
             raise
 
 
-class _Run:
-    """One task on all ranks: waits for their answers, and prints what they write."""
-
-    def __init__(self, n: int, backend: _Backend, is_first: bool) -> None:
-        self._n = n
-        self._backend = backend
-        self._is_first = is_first  # then nobody has anything to lose if a rank fails
-        self._answers: dict[int, Answer] = {}  # in the order in which they came
-        self._printer = Printer(n)
-        self._interrupts = Interrupts()
-        self._failed_at = _NEVER
-        self._interrupted_at = _NEVER
-        self._tell_at = _NEVER
-        self._left: set[int] = set()
-        self.is_interrupted = False
-
-    def wait_for(self, task: Task, renew: bool) -> dict[int, Answer]:
-        """Give the task to the ranks, and return their answers by rank."""
-        with self._interrupts, self._backend.output():
-            self._backend.start(task, renew=renew)
-            try:
-                while len(self._answers) < self._n and not (self._is_first and self._left):
-                    self._take(self._backend.events(_POLL))
-                    self._printer.show()
-                    self._interrupt_if_asked()
-                    self._act(time.monotonic())
-            finally:
-                self._printer.finish()
-        return self._answers
-
-    def _take(self, events: Sequence[Event]) -> None:
-        for event in events:
-            if isinstance(event, OutputPiece):
-                self._printer.take(event)
-            elif event.rank not in self._answers:
-                self._answers[event.rank] = event
-                if event.error is not None and self._failed_at == _NEVER:
-                    self._failed_at = time.monotonic()
-                    self._tell_at = self._failed_at + _TELL
-
-    @property
-    def _pending(self) -> list[int]:
-        return [rank for rank in range(self._n) if rank not in self._answers]
-
-    def _interrupt_if_asked(self) -> None:
-        asked = self._interrupts.take()
-        if not asked or not self._pending:
-            self.is_interrupted |= asked
-            return
-        if self.is_interrupted:
-            self._take(self._backend.give_up(self._pending))
-            return
-        self.is_interrupted = True
-        self._interrupted_at = time.monotonic()
-        self._tell_at = self._interrupted_at + _TELL
-        self._backend.interrupt(self._pending)
-
-    def _act(self, now: float) -> None:
-        """Do what is due by now."""
-        pending = self._pending
-        if not pending:
-            return
-        if now > self._interrupted_at + self._backend.patience:
-            self._printer.say(
-                f"{name_ranks(pending)} cannot be interrupted in this call, and what runs there "
-                "ends when the call does; the next cell runs in new threads"
-            )
-            self._take(self._backend.give_up(pending))
-        elif not self.is_interrupted and now > self._failed_at + _SETTLE:
-            self._let_failed_leave()
-        if now > self._tell_at:
-            self._tell_at = _NEVER
-            if self.is_interrupted:
-                self._printer.say(
-                    f"{name_ranks(pending)} did not react to the interrupt yet; interrupt again to "
-                    "end all ranks"
-                )
-            else:
-                self._printer.say(
-                    f"{name_ranks(self._left)} failed, and {name_ranks(pending)} still run; "
-                    "interrupt to stop them"
-                )
-
-    def _let_failed_leave(self) -> None:
-        for rank, answer in self._answers.items():
-            if answer.error is not None and rank not in self._left:
-                self._left.add(rank)
-                self._backend.leave(rank, f"raised {type(answer.error).__name__}: {answer.error}")
-
-
-def _backend(n: int, engine: str, timeout: float) -> _Backend:
+def _backend(n: int, engine: str, timeout: float) -> Backend:
     # Few who import unisono need these.
     if engine == "threads":
         from unisono.notebook.threads import ThreadRanks
