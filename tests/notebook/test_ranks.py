@@ -229,9 +229,9 @@ def test_what_cannot_travel_is_named() -> None:
         assert group == [None, None]
         with pytest.raises(ArgumentTypeError, match="an argument cannot be sent"):
             ranks(print, threading.Lock())
-        with pytest.raises(ArgumentTypeError, match="the function .* cannot be sent"):
+        with pytest.raises(ArgumentTypeError, match=r"the function .* cannot be sent"):
             ranks(threading.Lock().acquire)
-        with pytest.raises(ArgumentTypeError, match="the result of rank [01], a lock, cannot"):
+        with pytest.raises(ArgumentTypeError, match=r"the result of rank [01], a lock, cannot"):
             ranks(threading.Lock)
         assert ranks.execute("dist.barrier(pair)") == [None, None]  # the groups are still there
 
@@ -246,7 +246,7 @@ def test_a_rank_that_dies() -> None:
         dist.barrier()
 
     with unisono.ranks(2, engine="shm") as ranks:
-        with pytest.raises(RankFailed, match="rank 1 .*killed by SIGKILL") as caught:
+        with pytest.raises(RankFailed, match=r"rank 1 .*killed by SIGKILL") as caught:
             ranks(die)
         assert "restart() starts new ranks" in notes_of(caught.value)
         assert repr(ranks) == "<2 ranks, engine 'shm', lost>"
