@@ -71,6 +71,19 @@ def test_a_line_without_an_end_is_shown_while_the_rank_runs(
     assert stream.getvalue() == "[0] 10%\n"
 
 
+def test_lines_that_grow_are_not_repeated_all_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        for _ in range(8):
+            print("x", end="")
+            time.sleep(0.1)
+
+    with unisono.ranks(2) as ranks:
+        ranks(work)
+    lines = capsys.readouterr().out.splitlines()
+    assert {"[0] xxxxxxxx", "[1] xxxxxxxx"} <= set(lines)
+    assert len(lines) < 8
+
+
 def test_output_of_processes_is_live(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     stream = _Watched("[1] first")
     monkeypatch.setattr(sys, "stdout", stream)

@@ -17,6 +17,7 @@ def raise_cause(
     errors: dict[int, BaseException], failures: Collection[RankOutcome], n: int
 ) -> None:
     """Raise the error that caused the others; nothing if no rank failed."""
+    __tracebackhide__ = True  # IPython and pytest leave this frame out
     if not failures:
         return
     rank = culprit(failures).rank

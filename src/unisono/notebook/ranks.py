@@ -78,6 +78,7 @@ class Ranks:
 
     def __call__(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
         """Run `function(*args, **kwargs)` on every rank and return the results in rank order."""
+        __tracebackhide__ = True
         if not callable(function):
             raise ArgumentTypeError(f"ranks need a function, not {function!r}")
         return self._run(Function(function, args, kwargs))
@@ -88,16 +89,19 @@ class Ranks:
         Return the values of its last expression, or None for each rank without `results`. `name`
         is what tracebacks call it.
         """
+        __tracebackhide__ = True
         cell = Cell(source, name or f"ranks source {next(self._sources)}", results)
         cell.check()
         return self._run(cell)
 
     def push(self, **variables: Any) -> None:
         """Set variables on every rank; ranks that are threads get the same objects."""
+        __tracebackhide__ = True
         self._run(Function(_push, (variables,), takes_variables=True))
 
     def pull(self, name: str) -> list[Any]:
         """Return a variable of every rank, in rank order."""
+        __tracebackhide__ = True
         return self._run(Function(_pull, (name,), takes_variables=True))
 
     def restart(self) -> None:
@@ -127,6 +131,7 @@ class Ranks:
     # ---- running a task --------------------------------------------------------------------------
 
     def _run(self, task: Task, *, is_first: bool = False) -> list[Any]:
+        __tracebackhide__ = True  # IPython and pytest leave this frame out
         if not self._in_use.acquire(blocking=False):
             raise NotReady("these ranks are running another call; make others for this one")
         try:
@@ -159,6 +164,7 @@ class Ranks:
 
     def _raise(self, run: Run, answers: dict[int, Answer]) -> None:
         """Raise the error that caused the others; nothing if no rank failed."""
+        __tracebackhide__ = True
         failed = [answer for answer in answers.values() if answer.error is not None]
         lost = self._backend.lost()
         if lost:

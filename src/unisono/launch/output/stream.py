@@ -17,7 +17,7 @@ _LONGEST = 1 << 20
 _KEPT = 20
 #: Seconds after which a line without an end is shown.
 _PATIENCE = 0.08
-#: Seconds between two versions of a line that is rewritten, where both stay: in a file.
+#: Seconds between two versions of a line, where both stay: in a file.
 _REWRITE = 2.0
 _NEVER = float("inf")
 
@@ -63,7 +63,9 @@ class Stream:
         if self._unseen_since is None:
             return _NEVER
         at = self._unseen_since + _PATIENCE
-        if self.unfinished.startswith(b"\r") and not self.writer.is_live:
+        # Another rank may have ended the line, and then all of it is written again.
+        is_again = bool(self.shown) and not self.writer.continues(self)
+        if (is_again or self.unfinished.startswith(b"\r")) and not self.writer.is_live:
             at = max(at, self._shown_at + _REWRITE)
         return at
 
