@@ -50,15 +50,19 @@ ranks = unisono.ranks(2, engine="shm")  # a script needs no guard
 print(*ranks(os.getpid), flush=True)
 if sys.argv[1] == "fork":
     if os.fork() == 0:
+        try:
+            ranks(os.getpid)
+        except unisono.NotReady as error:
+            print("the child:", error, flush=True)
         sys.exit()
     os.wait()
     print(ranks(lambda: len("alive")), flush=True)
-if sys.argv[1] == "sleep":
-    time.sleep(600)
+if sys.argv[1] == "kill":
+    ranks.execute("import time; print('busy'); time.sleep(600)")
 """
 
 
-@pytest.mark.parametrize("how", ["end", "fork", "sleep"])
+@pytest.mark.parametrize("how", ["end", "fork", "kill"])
 def test_processes_end_with_the_program(tmp_path: Path, how: str) -> None:
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
@@ -67,10 +71,12 @@ def test_processes_end_with_the_program(tmp_path: Path, how: str) -> None:
     )
     assert job.stdout is not None
     pids = [int(word) for word in job.stdout.readline().split()]
-    if how == "sleep":
-        assert all(map(is_running, pids))
+    if how == "kill":
+        assert {job.stdout.readline(), job.stdout.readline()} == {"[0] busy\n", "[1] busy\n"}
         job.kill()
     out, err = job.communicate(timeout=DEADLINE)
-    assert (job.returncode, err) == (-signal.SIGKILL if how == "sleep" else 0, "")
-    assert out == ("[5, 5]\n" if how == "fork" else "")
+    assert (job.returncode, err) == (-signal.SIGKILL if how == "kill" else 0, "")
+    if how == "fork":
+        assert out.startswith("the child: these ranks belong to the process that this one was")
+        assert out.endswith("\n[5, 5]\n")
     wait_until(lambda: not any(map(is_running, pids)))

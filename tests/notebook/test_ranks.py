@@ -145,6 +145,8 @@ def test_a_thread_that_has_ended_takes_no_ranks_with_it() -> None:
     thread.join()
     with made[0] as ranks:
         assert ranks(total, 0) == [[1.0, 1.0]] * 2
+        # A terminal sends Ctrl-C to a whole process group, and only the program is to get it.
+        assert os.getpgrp() not in ranks(os.getpgrp)
 
 
 @pytest.mark.thorough

@@ -48,7 +48,6 @@ class ProcessRanks:
     def __init__(self, n: int, engine: str, timeout: float) -> None:
         self._n = n
         self._engine, self._timeout = engine, timeout
-        self._owner = os.getpid()
         self._supervisor = Supervisor(
             n, EndPolicy(float("inf"), kill_after=_GRACE), has_threads=True
         )
@@ -191,8 +190,6 @@ class ProcessRanks:
 
     def close(self) -> None:
         """End the ranks: by themselves, because nobody has tasks for them any more, or by force."""
-        if os.getpid() != self._owner:  # a forked child: they are not ours
-            return
         for connection in self._connections:
             connection.close()
         with self._supervisor:

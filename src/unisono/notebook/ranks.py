@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -65,8 +66,9 @@ class Ranks:
 
     def _open(self) -> None:
         self._backend = _backend(self.size, self.engine, self._timeout)
+        self._owner = os.getpid()
         # Neither the threads nor this knows us, so we can be collected.
-        self._end = weakref.finalize(self, self._backend.close)
+        self._end = weakref.finalize(self, _close, self._backend, self._owner)
         self._needs_world = True
         try:
             self._run(Function(_nothing), is_first=True)
@@ -115,8 +117,8 @@ class Ranks:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the ranks can be called: they are not closed, and none has died."""
-        return self._end.alive and not self._backend.lost()
+        """Whether the ranks can be called: they are ours, not closed, and none has died."""
+        return self._owner == os.getpid() and self._end.alive and not self._backend.lost()
 
     def __enter__(self) -> Ranks:
         return self
@@ -151,6 +153,10 @@ class Ranks:
             self._in_use.release()
 
     def _check_usable(self) -> None:
+        if os.getpid() != self._owner:
+            raise NotReady(
+                "these ranks belong to the process that this one was forked from; make others here"
+            )
         if not self._end.alive:
             raise NotReady("these ranks are closed; make others with unisono.ranks, or restart()")
         lost = self._backend.lost()
@@ -202,6 +208,11 @@ def _backend(n: int, engine: str, timeout: float) -> Backend:
     from unisono.notebook.processes import ProcessRanks
 
     return ProcessRanks(n, engine, timeout)
+
+
+def _close(backend: Backend, owner: int) -> None:
+    if os.getpid() == owner:  # the ranks are not those of a forked child
+        backend.close()
 
 
 def _needs_world(answers: dict[int, Answer]) -> bool:
