@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shlex
 import sys
 import traceback
 from types import TracebackType
@@ -48,7 +47,7 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong, and does not end the program."""
 
     def __init__(self) -> None:
-        super().__init__(prog="%%ranks", add_help=False)
+        super().__init__(prog="%%ranks", add_help=False, allow_abbrev=False)
         self.add_argument("n", nargs="?", metavar="N", help="the number of ranks, or stop")
         self.add_argument("--engine", metavar="E", help="threads, or shm and others: processes")
         self.add_argument("--timeout", type=float, metavar="S", help="seconds that a call waits")
@@ -77,7 +76,7 @@ class _Magic:
         of the notebook but for those that --push names. `%ranks` returns the ranks as an object,
         and `%ranks stop` ends them.
         """
-        options = self._parser.parse_args(shlex.split(line))
+        options = self._parser.parse_args(line.split())
         if options.n == "stop":
             self.stop()
             return None
@@ -128,7 +127,7 @@ class _Magic:
             if n < 1:
                 raise _usage(f"the number of ranks is {options.n!r}; give 1 or more, or stop")
         engine = options.engine or (before.engine if before is not None else "threads")
-        timeout = options.timeout or self._timeout
+        timeout = self._timeout if options.timeout is None else options.timeout
         same = before is not None and (n, engine, timeout) == (
             before.size,
             before.engine,

@@ -96,7 +96,7 @@ class Ranks:
         cell.check()
         return self._run(cell)
 
-    def push(self, **variables: Any) -> None:
+    def push(self, /, **variables: Any) -> None:
         """Set variables on every rank; ranks that are threads get the same objects."""
         __tracebackhide__ = True
         self._run(Function(_push, (variables,), takes_variables=True))
@@ -146,7 +146,7 @@ class Ranks:
                 except BaseException:  # we do not know what they do, so nobody may use them
                     self.close()
                     raise
-            self._needs_world = _needs_world(answers)
+            self._needs_world = run.has_interrupted_ranks or _needs_world(answers)
             self._raise(run, answers)
             return [answers[rank].result for rank in range(self.size)]
         finally:

@@ -56,7 +56,11 @@ class Backend(Protocol):
 
 
 class Run:
-    """One task on all ranks: waits for their answers, and prints what they write."""
+    """One task on all ranks: waits for their answers, and prints what they write.
+
+    `is_interrupted` says that the caller is to get a KeyboardInterrupt, and `has_interrupted_ranks`
+    that ranks got one before they had answered.
+    """
 
     def __init__(self, n: int, backend: Backend, is_first: bool) -> None:
         self._n = n
@@ -71,6 +75,7 @@ class Run:
         self._tell_at = _NEVER
         self._left: set[int] = set()
         self.is_interrupted = False
+        self.has_interrupted_ranks = False
 
     def __enter__(self) -> Run:
         self._contexts.enter_context(self._interrupts)
@@ -117,6 +122,7 @@ class Run:
         self._interrupted_at = time.monotonic()
         self._tell_at = self._interrupted_at + _TELL
         if not self._is_first:
+            self.has_interrupted_ranks = True
             self._backend.interrupt(self._pending)
 
     def _act(self, now: float) -> None:
