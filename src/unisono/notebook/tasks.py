@@ -109,13 +109,17 @@ class OutputPiece:
 
 @dataclass(frozen=True)
 class Answer:
-    """How a task ended on one rank; `standing` is what `standing()` said afterwards."""
+    """How a task ended on one rank; `standing` is what `standing()` said afterwards.
+
+    `task` is its number, where an answer to an earlier one might come.
+    """
 
     rank: int
     result: Any = None
     error: BaseException | None = None
     summary: ErrorSummary | None = None
     standing: Mapping[str, int] | None = None
+    task: int | None = None
 
 
 Event = OutputPiece | Answer

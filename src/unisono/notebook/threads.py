@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.launch.outcome import ErrorSummary
 from unisono.notebook.output import RankOutput, labelled_threads
-from unisono.notebook.tasks import Answer, Event, Task, perform, standing
+from unisono.notebook.tasks import Answer, Event, OutputPiece, Task, perform, standing
 
 if TYPE_CHECKING:
     from unisono.engines.threads.engine import ThreadsEngine
@@ -26,13 +26,14 @@ __all__ = ["ThreadRanks"]
 class _Order:
     """A task for one rank; with `engine` it leaves its world and joins that one."""
 
+    number: int
     task: Task
     context: contextvars.Context
     engine: ThreadsEngine | None
 
 
 class ThreadRanks:
-    """The ranks; `namespaces` are their variables."""
+    """The ranks, seen from the thread that uses them."""
 
     #: Seconds that a rank has to end its call after an interrupt; then it gets another thread.
     patience = 2.0
@@ -42,6 +43,7 @@ class ThreadRanks:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._namespaces: list[dict[str, Any]] = [{"__name__": "__main__"} for _ in range(n)]
         self._engines: list[ThreadsEngine] = []
+        self._number = 0  # of the last task
         self._threads = [self._thread(rank) for rank in range(n)]
 
     def _thread(self, rank: int) -> _RankThread:
@@ -54,9 +56,10 @@ class ThreadRanks:
 
         if renew:
             self._engines = threads_world(len(self._threads), self._timeout)
+        self._number += 1
         for rank, thread in enumerate(self._threads):
             engine = self._engines[rank] if renew else None
-            thread.orders.put(_Order(task, contextvars.copy_context(), engine))
+            thread.orders.put(_Order(self._number, task, contextvars.copy_context(), engine))
 
     def output(self) -> AbstractContextManager[None]:
         """A context in which the output of the ranks becomes events."""
@@ -69,7 +72,8 @@ class ThreadRanks:
             found.append(self._events.get(timeout=seconds))
             while not self._events.empty():
                 found.append(self._events.get_nowait())
-        return found
+        # A thread that was given up answers too late, to a task that nobody waits for.
+        return [one for one in found if isinstance(one, OutputPiece) or one.task == self._number]
 
     def leave(self, rank: int, reason: str) -> None:
         """Let a rank that has failed leave its world: others shall not wait for it."""
@@ -86,7 +90,7 @@ class ThreadRanks:
         """Give other threads to ranks that do not end; the old ones end when they can."""
         answers = []
         for rank in ranks:
-            self._threads[rank].abandon()
+            self._threads[rank].orders.put(None)
             self._threads[rank] = self._thread(rank)
             error = KeyboardInterrupt()
             answers.append(Answer(rank, error=error, summary=ErrorSummary.of(error)))
@@ -120,7 +124,6 @@ class _RankThread:
         self._events = events
         self._lock = threading.Lock()
         self._busy = False
-        self._is_abandoned = False
         # A rank that never ends must not keep the program alive.
         self._thread = threading.Thread(target=self._work, name=f"unisono rank {rank}", daemon=True)
         self._thread.start()
@@ -130,11 +133,6 @@ class _RankThread:
         with self._lock:
             if self._busy:
                 _raise_in(self._thread, KeyboardInterrupt)
-
-    def abandon(self) -> None:
-        """Forget what the thread does now; it ends afterwards."""
-        self._is_abandoned = True
-        self.orders.put(None)
 
     def join(self) -> None:
         """Wait a moment for the end of the thread."""
@@ -151,8 +149,6 @@ class _RankThread:
                 groups.install(order.engine, in_thread=True, claimed=False)
             groups.unclaim()
             answer = self._perform(order)
-            if self._is_abandoned:
-                break
             self._events.put(answer)
             del order, answer  # they may be large
         groups.close()
@@ -169,7 +165,8 @@ class _RankThread:
         except KeyboardInterrupt as interrupt:  # it came between the task and us
             self._rest()
             error, summary = interrupt, ErrorSummary.of(interrupt)
-        return Answer(self._rank, result, error, summary, standing(error is not None))
+        stands = standing(error is not None)
+        return Answer(self._rank, result, error, summary, stands, order.number)
 
     def _rest(self) -> None:
         with self._lock:
