@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.processes import DEADLINE, is_running, wait_until
+from tests.helpers.thorough import essential
 
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
 pytest.importorskip("ipykernel", reason="ipykernel is not installed")
@@ -97,7 +98,7 @@ def notebook() -> Iterator[Notebook]:
     made.close()
 
 
-@pytest.mark.parametrize("kind", ["threads", "shm"])
+@pytest.mark.parametrize("kind", essential(1, ["threads", "shm"]))
 def test_a_notebook(notebook: Notebook, kind: str) -> None:
     """One story, because a kernel takes long to start."""
     notebook.run("%ranks stop")
@@ -164,6 +165,7 @@ def test_the_kernel_is_interrupted(notebook: Notebook, kind: str) -> None:
     assert after.result == "[2, 3]"
 
 
+@pytest.mark.thorough
 def test_ranks_end_with_a_kernel_that_is_killed() -> None:
     notebook = Notebook()
     pids = notebook.run("%%ranks 2 --engine shm\nimport os\nos.getpid()").result
