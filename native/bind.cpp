@@ -55,9 +55,13 @@ void set_error(const Failure& failure) {
         case FailureKind::interrupted:
             break;
     }
-    const nb::object type = nb::module_::import_("unisono.errors").attr(name);
-    const nb::object error = type(text_or_none(failure.text), failure.ranks);
-    PyErr_SetObject(type.ptr(), error.ptr());
+    try {
+        const nb::object type = nb::module_::import_("unisono.errors").attr(name);
+        const nb::object error = type(text_or_none(failure.text), failure.ranks);
+        PyErr_SetObject(type.ptr(), error.ptr());
+    } catch (nb::python_error& other) {
+        other.restore();  // Ctrl-C has come while the error was made
+    }
 }
 
 namespace {

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,39 @@ def test_readme_pytest(tmp_path: Path) -> None:
 
 def test_every_block_of_the_readme_is_run() -> None:
     assert len(BLOCKS) == 4
+
+
+@pytest.mark.thorough
+def test_cells_of_the_notebook_page() -> None:
+    """The page is one notebook; a block of text after a cell is what the cell shows."""
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+    nbformat = pytest.importorskip("nbformat")
+    page = (ROOT / "docs/notebook.md").read_text()
+    found = re.findall(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", page, re.DOTALL)
+    assert len(found) == len(re.findall(r"^```\w", page, re.MULTILINE)) - page.count("```text")
+    cells = [nbformat.v4.new_code_cell(source) for source, _ in found]
+    nbclient.NotebookClient(
+        nbformat.v4.new_notebook(cells=cells),
+        timeout=DEADLINE,
+        kernel_name="python3",
+        allow_errors=True,
+    ).execute()
+    for cell, (_, shown) in zip(cells, found, strict=True):
+        if shown or any(output.output_type == "error" for output in cell.outputs):
+            assert sorted(_shown(cell.outputs)) == sorted(shown.splitlines())
+
+
+def _shown(outputs: list[Any]) -> list[str]:
+    """The lines that a notebook shows below a cell."""
+    lines: list[str] = []
+    for output in outputs:
+        if output.output_type == "stream":
+            lines += output.text.splitlines()
+        elif output.output_type == "error":
+            lines += "\n".join(output.traceback).splitlines()
+        else:
+            lines += output.data["text/plain"].splitlines()
+    return lines
 
 
 def test_links_lead_somewhere() -> None:

@@ -42,6 +42,7 @@ FLOORS: dict[str, set[str]] = {
     "mapping": {"core"},
     # spawn() makes ranks that are threads by itself; all other engines are chosen by name.
     "launch": {"core", "engines.threads"},
+    "notebook": {"core", "engines.threads", "launch"},
     # Commands may use anything but each other, see below.
     "tools": {
         "core",
@@ -57,7 +58,7 @@ FLOORS: dict[str, set[str]] = {
     "arrays": {"core"},
     "cli": {"launch", "tools"},
     "__main__": {"cli"},
-    "": {"launch", "arrays"},
+    "": {"launch", "arrays", "notebook"},
 }
 
 # What plugs into a real framework, and is imported only where that is.

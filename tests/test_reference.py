@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from unisono import cli
+from unisono.notebook import magics
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/reference.md").read_text()
-VARIABLES, COMMANDS = PAGE.split("\n## Commands\n")
+VARIABLES, COMMANDS, NOTEBOOKS = re.split(r"\n## (?:Commands|Notebooks)\n", PAGE)
 
 #: A variable has an underscore in its name, with one exception. OMPI_MCA_ess_base_jobid is one too.
 NAME = re.compile(r"RANK|[A-Z][A-Z0-9]*(_[A-Za-z0-9]+)+")
@@ -135,6 +136,12 @@ def test_the_page_has_the_options_of_a_command(command: str) -> None:
     found = options_on_the_page(command)
     assert len(set(found)) == len(found)
     assert set(found) == options_of(parser)
+
+
+def test_the_page_has_the_options_of_the_magic() -> None:
+    found = first_cells(NOTEBOOKS)
+    assert len(set(found)) == len(found)
+    assert set(found) == options_of(magics._Parser())
 
 
 def test_the_page_has_the_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """unisono: collectives in PyTorch's dialect or MindSpore's, on the same engines."""
 
+from importlib import import_module as _import_module
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
@@ -23,6 +24,8 @@ from unisono.launch.spawn import spawn
 
 if _TYPE_CHECKING:
     from unisono.arrays import empty, shared_arrays
+    from unisono.notebook.magics import load_ipython_extension, unload_ipython_extension
+    from unisono.notebook.ranks import ranks
 
 __all__ = [
     "ArgumentError",
@@ -38,20 +41,30 @@ __all__ = [
     "Unsupported",
     "__version__",
     "empty",
+    "load_ipython_extension",
     "patch",
+    "ranks",
     "shared_arrays",
     "spawn",
+    "unload_ipython_extension",
 ]
 
 __version__ = _version("unisono")
 _report_at_exit()
 
 
-def __getattr__(name: str) -> _Any:
-    """Import what needs NumPy when it is first used."""
-    if name not in ("empty", "shared_arrays"):
-        raise AttributeError(f"module 'unisono' has no attribute {name!r}")
-    from unisono import arrays
+_LATE = {
+    "empty": "unisono.arrays",
+    "load_ipython_extension": "unisono.notebook.magics",
+    "ranks": "unisono.notebook.ranks",
+    "shared_arrays": "unisono.arrays",
+    "unload_ipython_extension": "unisono.notebook.magics",
+}
 
-    globals().update(empty=arrays.empty, shared_arrays=arrays.shared_arrays)
+
+def __getattr__(name: str) -> _Any:
+    """Import what few need, or what needs NumPy, when it is first used."""
+    if name not in _LATE:
+        raise AttributeError(f"module 'unisono' has no attribute {name!r}")
+    globals()[name] = getattr(_import_module(_LATE[name]), name)
     return globals()[name]

@@ -269,3 +269,25 @@ say(alive=sum(range(10)))
         ranks[0].signal(signal.SIGINT)
         check_lost(ranks, [1], lost=0)
         assert ranks[0].end() == -signal.SIGINT
+
+
+@pytest.mark.parametrize("call", ["dist.barrier()", "reduce(world)"])
+def test_interrupt_while_the_error_is_made(call: str) -> None:
+    """Ctrl-C in the middle of the error that tells of a lost rank does not end the process."""
+    body = f"""{JOIN}
+import signal
+import unisono.torch.distributed as dist
+from unisono import errors
+class Interrupted(errors.PeerLost):
+    def __init__(self, *arguments):
+        signal.raise_signal(signal.SIGINT)
+        super().__init__(*arguments)
+errors.PeerLost = Interrupted
+if rank == 0:
+    sys.exit()
+say(**fault(lambda: {call}))
+"""
+    with Ranks(2, body) as ranks:
+        ranks.read_all()
+        assert ranks[1].read()["kind"] == "KeyboardInterrupt"
+        assert ranks[1].end() == 0

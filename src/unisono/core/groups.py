@@ -22,6 +22,7 @@ __all__ = [
     "WORLD_NAME",
     "Group",
     "add_world_names",
+    "calls_by_group",
     "close",
     "find",
     "init",
@@ -29,6 +30,7 @@ __all__ = [
     "is_initialized",
     "resolve",
     "separate_world",
+    "unclaim",
     "world",
 ]
 
@@ -274,6 +276,19 @@ def separate_world(
     state.world = Group(name, chosen, engine, engine.rank, state)
     state.named[name] = state.world
     return state.world
+
+
+def unclaim() -> None:
+    """Let the next `init` return the world that is there, as in a rank that has just started."""
+    state = _state()
+    if state is not None:
+        state.claimed = False
+
+
+def calls_by_group() -> dict[str, int]:
+    """How many collectives this rank has called in each group that it is in."""
+    named = world()._state.named
+    return {name: group.calls for name, group in named.items() if group.engine is not None}
 
 
 def is_initialized() -> bool:

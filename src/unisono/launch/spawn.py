@@ -10,13 +10,13 @@ import pickle
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from unisono.errors import ArgumentError, ArgumentTypeError, RankFailed
-from unisono.launch.outcome import ErrorSummary, RankOutcome, culprit, exit_text
+from unisono.errors import ArgumentError, ArgumentTypeError, LaunchError, RankFailed
+from unisono.launch.outcome import ErrorSummary, RankOutcome, exit_text
 from unisono.launch.process import die_with_parent
+from unisono.launch.rank_errors import pack_error, raise_cause
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -30,6 +30,13 @@ __all__ = ["spawn"]
 _SETTLE = 1.0
 #: Seconds that a rank gets to end after its answer, and between SIGTERM and SIGKILL.
 _GRACE = 5.0
+#: How a rank ends that has come to the call of spawn itself, by importing the program.
+_NO_GUARD = 77
+_GUARD_TEXT = (
+    "ranks that are processes import the program that spawns them: call spawn under "
+    "`if __name__ == '__main__':`, or use engine='threads'"
+)
+_RANK_NAME = "unisono rank"
 
 
 def spawn(
@@ -63,25 +70,6 @@ def spawn(
     return _on_processes(fn, n, args, engine, deadline)
 
 
-def _raise_cause(
-    errors: dict[int, BaseException], failures: Collection[RankOutcome], n: int
-) -> None:
-    """Raise the error that caused the others; nothing if no rank failed."""
-    if not failures:
-        return
-    rank = culprit(failures).rank
-    cause = errors[rank]
-    cause.add_note(f"on rank {rank} of {n}")
-    others = ", ".join(
-        f"rank {other} ({type(error).__name__})"
-        for other, error in sorted(errors.items())
-        if other != rank
-    )
-    if others:
-        cause.add_note(f"raised as well: {others}")
-    raise cause
-
-
 # ---- ranks as threads ----------------------------------------------------------------------------
 
 
@@ -108,7 +96,7 @@ def _on_threads(fn: Callable[..., Any], n: int, args: tuple[Any, ...], timeout: 
         threading.Thread(
             target=contextvars.copy_context().run,
             args=(run_rank, rank),
-            name=f"unisono rank {rank}",
+            name=f"{_RANK_NAME} {rank}",
             daemon=True,  # a rank that never ends must not keep an interrupted program alive
         )
         for rank in range(n)
@@ -124,7 +112,7 @@ def _on_threads(fn: Callable[..., Any], n: int, args: tuple[Any, ...], timeout: 
             rank_engine.hub.leave(rank, "was interrupted")
         raise
     failures = [RankOutcome(rank, None, ErrorSummary.of(error)) for rank, error in errors.items()]
-    _raise_cause(errors, failures, n)
+    raise_cause(errors, failures, n)
     return results
 
 
@@ -141,6 +129,7 @@ def _on_processes(
     from unisono.core import environment, registry
     from unisono.launch.supervisor import EndPolicy, Supervisor
 
+    _refuse_without_guard()
     registry.choose(engine, environment.Launch(0, n, 0, n, "", "spawn"))
     work = _pickled(fn, args)
     context = multiprocessing.get_context("spawn")  # because fork copies locks that are held
@@ -156,7 +145,7 @@ def _on_processes(
             process = context.Process(
                 target=_run_rank,
                 args=(sender, os.getpid(), work, engine, timeout),
-                name=f"unisono rank {rank}",
+                name=f"{_RANK_NAME} {rank}",
             )
             with supervisor.next_rank_inherits():
                 process.start()
@@ -171,8 +160,19 @@ def _on_processes(
             # Ranks that have answered still have to leave the world and to run their exit handlers.
             supervisor.stop(after=_GRACE)
             supervisor.watch()
-    _raise_cause(answers.errors, supervisor.failures.values(), n)
+    raise_cause(answers.errors, supervisor.failures.values(), n)
     return [answers.results[rank] for rank in range(n)]
+
+
+def _refuse_without_guard() -> None:
+    """End a rank that comes here because it imports the program, which has no guard."""
+    from multiprocessing import process
+
+    me = process.current_process()
+    if getattr(me, "_inheriting", False):
+        if me.name.startswith(_RANK_NAME):
+            sys.exit(_NO_GUARD)  # without a traceback: the program that spawned us explains it
+        raise LaunchError(_GUARD_TEXT)
 
 
 def _collected(process: SpawnProcess) -> int:
@@ -229,8 +229,9 @@ class _Answers:
             self._read(rank, answer)
         elif has_ended:
             code = self._supervisor.codes[rank]
-            hint = "; is spawn called under `if __name__ == '__main__':`?" if code == 1 else ""
-            self._fail(rank, f"ended without a result: {exit_text(code)}{hint}")
+            if code == _NO_GUARD:
+                raise LaunchError(_GUARD_TEXT)
+            self._fail(rank, f"ended without a result: {exit_text(code)}")
         else:
             self._closed[rank] = time.monotonic()
 
@@ -271,12 +272,12 @@ def _run_rank(sender: Connection, parent: int, work: bytes, engine: str, timeout
         except Exception as error:
             raise ArgumentTypeError(
                 f"the function cannot be found in a new process ({error}); define it at module "
-                "level of a file, or use engine='threads'"
+                "level of a file, or use engine='threads' or, in a notebook, unisono.ranks"
             ) from error
         groups.init(engine, timeout, claimed=False)
         answer = _packed_result(fn(*args), rank)
     except BaseException as error:
-        answer = _packed_error(error, rank)
+        answer = pack_error(error, rank)
         failed = True
     # Answer before leaving the world, because leaving makes the others fail as well.
     with contextlib.suppress(OSError):
@@ -294,18 +295,3 @@ def _packed_result(result: Any, rank: int) -> bytes:
             f"the result of rank {rank}, a {type(result).__name__}, cannot be sent to the "
             f"parent ({error}); return plain data, or use engine='threads'"
         ) from error
-
-
-def _packed_error(error: BaseException, rank: int) -> bytes:
-    trace = "".join(traceback.format_exception(error)).rstrip()
-    error.add_note(f"traceback in the process of rank {rank}:\n{trace}")
-    try:
-        answer = pickle.dumps((error, None))
-        pickle.loads(answer)
-    except Exception as reason:
-        stand_in = RankFailed(
-            f"rank {rank} raised {type(error).__name__}, which cannot be pickled ({reason})", [rank]
-        )
-        stand_in.add_note(f"traceback in the process of rank {rank}:\n{trace}")
-        answer = pickle.dumps((stand_in, None))
-    return answer

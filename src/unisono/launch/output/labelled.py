@@ -19,41 +19,27 @@ from typing import IO
 from unisono.errors import LaunchError
 from unisono.launch.outcome import number_list
 from unisono.launch.output.screen import LineWriter, writers
+from unisono.launch.output.stream import Stream
 from unisono.launch.output.tracebacks import TracebackFolder
 
 __all__ = ["LabelledOutput"]
 
-#: A line of more bytes is printed in pieces, so that it need not fit into memory.
-_LONGEST = 1 << 20
 #: The most bytes that we read from a pipe whose rank has ended: Linux holds 64 KiB by default.
 _PIPE = 1 << 20
 #: Colours of the labels, without red, which looks like an error.
 _COLOURS = (32, 33, 34, 35, 36, 92, 93, 94, 95, 96)
-#: How many lines of each stream are kept for the report of a failure.
-_KEPT = 20
-#: Seconds after which a line without an end is shown.
-_PATIENCE = 0.08
-#: Seconds between two versions of a line that is rewritten, where both stay: in a file.
-_REWRITE = 2.0
 _NEVER = float("inf")
 
 
-class _Stream:
-    """One pipe from one rank, and where its lines are written."""
+class _Pipe(Stream):
+    """One pipe from one rank; its bytes also go to a file, if there is one."""
 
     def __init__(
         self, rank: int, pipe: IO[bytes], writer: LineWriter, log: IO[bytes] | None
     ) -> None:
-        self.rank = rank
-        self.label = b""
-        self.shown = b""
+        super().__init__(rank, writer)
         self.pipe = pipe
-        self.writer = writer
         self.log = log
-        self.unfinished = b""
-        self.tail: deque[bytes] = deque(maxlen=_KEPT)
-        self._unseen_since: float | None = None  # when something came that is not shown yet
-        self._shown_at = 0.0
         os.set_blocking(pipe.fileno(), False)
 
     def take(self, chunk: bytes, now: float) -> list[bytes]:
@@ -66,56 +52,12 @@ class _Stream:
                 # A full disk must not stop the ranks, which would wait until we read on.
                 lost, self.log = self.log, None
                 print(f"unisono: {lost.name} is incomplete: {error}", file=sys.stderr, flush=True)
-        *lines, self.unfinished = (self.unfinished + chunk).split(b"\n")
-        if len(self.unfinished) > _LONGEST:
-            lines.append(self.unfinished)
-            self.unfinished = b""
-        lines = [_visible(line) for line in lines]
-        if b"\r" in self.unfinished:
-            # What a carriage return has overwritten is gone; its end may overwrite the next.
-            end = b"\r" if self.unfinished.endswith(b"\r") else b""
-            self.unfinished = b"\r" + _visible(self.unfinished) + end
-        if lines or self._unseen_since is None:
-            self._unseen_since = now if self.unfinished else None
-        self.tail.extend(lines)
-        return lines
-
-    def rest(self) -> list[bytes]:
-        """The last line, if it has no end."""
-        lines = [_visible(self.unfinished)] if self.unfinished else []
-        self.unfinished, self._unseen_since = b"", None
-        self.tail.extend(lines)
-        return lines
-
-    def show_at(self) -> float:
-        """When the line that has no end is to be shown."""
-        if self._unseen_since is None:
-            return _NEVER
-        at = self._unseen_since + _PATIENCE
-        if self.unfinished.startswith(b"\r") and not self.writer.is_live:
-            at = max(at, self._shown_at + _REWRITE)
-        return at
-
-    def show(self, now: float) -> None:
-        """Show the line that has no end."""
-        text = _visible(self.unfinished)
-        if text != self.shown:
-            self.writer.show(self, text)
-        self._unseen_since, self._shown_at = None, now
+        return super().take(chunk, now)
 
     @property
     def wanted(self) -> bool:
         """Whether the lines still go anywhere."""
         return not self.writer.is_closed or self.log is not None
-
-
-def _visible(line: bytes) -> bytes:
-    """What a terminal shows of a line in which carriage returns go back to its beginning.
-
-    >>> _visible(b"\\r 10%\\r 20%\\r")
-    b' 20%'
-    """
-    return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 class LabelledOutput:
@@ -128,7 +70,7 @@ class LabelledOutput:
         self._directory = directory
         self._logs = contextlib.ExitStack()
         self._selector = selectors.DefaultSelector()
-        self._streams: dict[tuple[int, str], _Stream] = {}
+        self._streams: dict[tuple[int, str], _Pipe] = {}
         self._writers = dict(
             zip(("out", "err"), writers(sys.stdout.buffer, sys.stderr.buffer, live), strict=True)
         )
@@ -154,7 +96,7 @@ class LabelledOutput:
             if self._directory is not None:
                 path = self._directory / f"rank-{rank}.{kind}"
                 log = self._logs.enter_context(io.BufferedWriter(io.FileIO(path, "w")))
-            stream = _Stream(rank, pipe, self._writers[kind], log)
+            stream = _Pipe(rank, pipe, self._writers[kind], log)
             stream.label = _label([rank], kind)
             self._streams[rank, kind] = stream
             self._selector.register(pipe, selectors.EVENT_READ, (kind, stream))
@@ -213,7 +155,7 @@ class LabelledOutput:
         self._print_tracebacks(time.monotonic(), everything=True)
         self._selector.close()
 
-    def _showing(self) -> list[_Stream]:
+    def _showing(self) -> list[_Pipe]:
         """The streams whose lines are not held back."""
         return [
             stream
@@ -221,7 +163,7 @@ class LabelledOutput:
             if kind == "out" or not self._folder.holds(rank)
         ]
 
-    def _read_once(self, kind: str, stream: _Stream) -> int:
+    def _read_once(self, kind: str, stream: _Pipe) -> int:
         try:
             chunk = os.read(stream.pipe.fileno(), 1 << 16) if not stream.pipe.closed else b""
         except BlockingIOError:
@@ -236,7 +178,7 @@ class LabelledOutput:
                 self._folder.end(stream.rank, now)
         return len(chunk)
 
-    def _print(self, kind: str, stream: _Stream, lines: list[bytes]) -> None:
+    def _print(self, kind: str, stream: _Pipe, lines: list[bytes]) -> None:
         if kind == "err" and lines:
             lines = self._folder.take(stream.rank, lines, time.monotonic())
             if lines:
@@ -252,7 +194,7 @@ class LabelledOutput:
         while self._notices:
             self._writers["err"].lines(None, b"", [self._notices.popleft()])
 
-    def _forget(self, stream: _Stream) -> None:
+    def _forget(self, stream: _Pipe) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(stream.pipe)
         stream.pipe.close()

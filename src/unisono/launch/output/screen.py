@@ -67,6 +67,10 @@ class LineWriter:
             self._write((b"\n" if self._open is not None else b"") + owner.label + text)
         self._open, owner.shown = owner, text
 
+    def continues(self, owner: LineOwner) -> bool:
+        """Whether more of the owner's line can be written where it ends now."""
+        return self._open is owner
+
     @staticmethod
     def _continued(owner: LineOwner, text: bytes) -> bytes:
         if text.startswith(owner.shown):
