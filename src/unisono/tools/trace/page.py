@@ -72,7 +72,6 @@ def _data(findings: Findings, bars: Sequence[Bar]) -> dict[str, Any]:
         members.setdefault(bar.call.group, set()).add(bar.rank)
     return {
         "job": trace.job,
-        "written": _local_time(trace.written),
         "reason": trace.reason,
         "by": trace.by,
         "fields": ["begin", "length", "wait", "lane", "awaited", *_FIELDS],

@@ -4,11 +4,13 @@ const axis = document.getElementById("axis");
 const canvas = document.getElementById("rows");
 let hovered = null;
 let colours = {};
+let narrow = false; // a phone
 
 function prepare(element, height) {
   const ratio = window.devicePixelRatio || 1;
   width = canvas.parentElement.clientWidth;
-  labelWidth = width < 520 ? 84 : 116;
+  narrow = width < 520;
+  labelWidth = narrow ? 92 : 116;
   element.width = Math.round(width * ratio);
   element.height = Math.round(height * ratio);
   element.style.height = height + "px";
@@ -85,13 +87,14 @@ function drawPicture(pen) {
 function drawLabel(pen, row) {
   const bad = lost(row.rank);
   const middle = row.top + row.height / 2;
-  pen.fillStyle = colours.wait;
-  pen.globalAlpha = 0.4;
-  const room = labelWidth - 14;
-  pen.fillRect(8, row.top + row.height - 4, room * row.rank.waiting, 2.5);
-  pen.globalAlpha = 1;
+  if (row.height >= 19) {
+    pen.fillStyle = colours.wait;
+    pen.globalAlpha = 0.4;
+    pen.fillRect(8, row.top + row.height - 4, (labelWidth - 14) * row.rank.waiting, 2.5);
+    pen.globalAlpha = 1;
+  }
   pen.fillStyle = bad ? colours.bad : colours.fore;
-  pen.fillText("rank " + row.rank.rank + (bad ? " ✕" : ""), 8, middle);
+  pen.fillText((narrow ? "" : "rank ") + row.rank.rank + (bad ? " ✕" : ""), 8, middle);
   pen.fillStyle = colours.quiet;
   pen.textAlign = "right";
   pen.fillText(percent(row.rank.waiting), labelWidth - 6, middle);
@@ -105,6 +108,7 @@ function drawAxis() {
   const step = power * [1, 2, 5, 10].find((one) => one * power >= rough);
   const ticks = [];
   pen.fillStyle = colours.quiet;
+  if (narrow) pen.fillText("rank", 8, axisHeight / 2);
   pen.textAlign = "right";
   pen.fillText("waiting", labelWidth - 6, axisHeight / 2);
   pen.textAlign = "left";

@@ -1,9 +1,7 @@
 // ---- the map: the whole time in one strip, and on it the window that is shown --------------------
 
 const map = document.getElementById("map");
-const mapRow = Math.max(Math.min(Math.floor(60 / rows.length), 6), 1);
-// Of very many ranks some share a line of pixels.
-const mapHeight = Math.max(Math.min(rows.length * mapRow, 60), 24);
+const mapHeight = Math.max(Math.min(rows.length * 6, 60), 36); // many ranks share lines of pixels
 const grip = 8; // pixels around an edge of the window
 const mapPicture = document.createElement("canvas");
 let mapDrawnFor = null;

@@ -120,7 +120,7 @@ document.getElementById("theme").onclick = () =>
 document.getElementById("facts").textContent =
   "job " + data.job + ", " + data.ranks.length + " ranks, " +
   rows.reduce((sum, row) => sum + row.rank.calls.length, 0) + " calls, " +
-  (data.by === null ? "seen while it ran, " + data.written : "written by rank " + data.by + ", " + data.written);
+  (data.by === null ? "seen while it ran" : "written by rank " + data.by);
 document.getElementById("reason").textContent = data.reason;
 document.getElementById("reason").hidden = !data.reason;
 document.getElementById("show-failure").textContent = failures.length ? "failure" : "last calls";

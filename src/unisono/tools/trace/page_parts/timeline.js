@@ -118,7 +118,8 @@ function showFailure() {
     const starts = rows.filter((row) => row.rank.calls.length)
       .map((row) => row.rank.calls[Math.max(row.rank.calls.length - 24, 0)][column.begin])
       .sort((one, other) => one - other);
-    look(starts.length ? starts[starts.length >> 1] : lowest, highest);
+    const start = starts.length ? starts[starts.length >> 1] : lowest;
+    look(start, end + (end - start) * 0.05);
     return;
   }
   const { row, call } = failures[failures.length - 1];
