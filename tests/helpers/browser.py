@@ -30,11 +30,13 @@ _OPTIONS = (
 
 def why_no_browser() -> str:
     """Say why pages cannot be tested here; empty if they can."""
-    return "" if shutil.which("chromium") else "chromium is not installed (apt-get install chromium)"
+    return (
+        "" if shutil.which("chromium") else "chromium is not installed (apt-get install chromium)"
+    )
 
 
 class Browser:
-    """One page; `width` is that of a desktop or of a phone, which has fingers instead of a mouse."""
+    """One page on a screen of this size, with a mouse or, as a phone, with fingers."""
 
     def __init__(self, folder: Path, width: int, height: int, *, touch: bool = False) -> None:
         to_it, self._write = os.pipe()

@@ -19,9 +19,7 @@ import pytest
 
 from tests.helpers.jobs import Ranks, state_of
 from tests.helpers.processes import DEADLINE, wait_until
-from unisono.core.trace import RankReport, Record
 from unisono.tools.trace.file import read
-from unisono.tools.trace.lateness import instances, latest, totals
 
 UNISONO = [sys.executable, "-c", "import sys; from unisono.cli import main; sys.exit(main())"]
 
@@ -214,41 +212,6 @@ def test_ranks_that_disagree(tmp_path: Path, folder: Path) -> None:
     even, odd = line_of(tmp_path, "# even"), line_of(tmp_path, "# odd")
     assert re.search(rf"{title}\n.*(\n.*)*0, 2 +all_reduce float32 x 4 sum .*{even}", text)
     assert re.search(rf"\n +1 +broadcast float32 x 4 root 1 .*{odd}", text)
-
-
-# ---- calls side by side --------------------------------------------------------------------------
-
-
-def record(sequence: int, began: int, number: int | None = None, group: int = 0) -> Record:
-    name = sequence if number is None else number
-    return Record(
-        sequence, group, name, "barrier", None, None, None, None, None, "a.py:1", began,
-        began + 5, "done",
-    )  # fmt: skip
-
-
-def test_records_that_are_gone_are_not_missing_ranks() -> None:
-    early = RankReport(0, 1, "running", [record(1, 100), record(2, 200), record(3, 300)])
-    # This one has made so many calls that its first is not kept, and has not come to the third.
-    busy = RankReport(1, 2, "running", [record(2, 210), record(9, 220, 1, group=4)])
-    silent = RankReport(2, 3, "running", [])
-    found = {one.number: one for one in instances([early, busy]) if not one.group}
-    assert [found[number].missing for number in (1, 2, 3)] == [(), (), (1,)]
-    assert [found[number].complete for number in (1, 2, 3)] == [False, True, False]
-    assert instances([early, busy, silent])[0].missing == (2,)
-
-
-def test_lateness_counts_from_the_median() -> None:
-    ranks = [
-        RankReport(n, n, "running", [record(1, when)]) for n, when in enumerate((10, 70, 20, 30))
-    ]
-    (instance,) = instances(ranks)
-    assert (instance.last_rank, instance.late) == (1, 50)
-    assert instance.last_arrival - instance.first_arrival == 60
-    by_rank, by_line = totals([instance])
-    assert [(rank, one.calls, one.late) for rank, one in by_rank.items()] == [(1, 1, 50)]
-    assert [(line, one.worst) for line, one in by_line.items()] == [("a.py:1", 50)]
-    assert latest([instance]) == [instance]
 
 
 # ---- files ---------------------------------------------------------------------------------------

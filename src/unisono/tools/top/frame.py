@@ -157,16 +157,17 @@ _LATELY = (
 )
 _AT = _Column("at", lambda rank: call_site(rank.call.call_site) if rank.call else "")
 _AWAITED = _Column("waits for", lambda rank: rank_list(rank.waits_for))
+_STATE = _Column("state", _state, colour=_state_colour)
 _SHORT_STATE = _Column("state", _short_state, colour=_state_colour)
 _SHORT_AGE = _Column("time", _short_age)
 _VERB = _Column("call", _verb)
 #: From the widest to the narrowest.
 _CHOICES: tuple[tuple[_Column, ...], ...] = (
     (
-        *(_RANK, _PID, _Column("state", _state, colour=_state_colour), *_LATELY),
-        *(_Column("call", _call), _Column("group", _group), _AT, _Column("time", _age), _AWAITED),
+        *(_RANK, _PID, _STATE, *_LATELY, _Column("call", _call), _Column("group", _group), _AT),
+        *(_Column("time", _age), _AWAITED),
     ),
-    (_RANK, _PID, _SHORT_STATE, *_LATELY, _VERB, _AT, _SHORT_AGE, _AWAITED),
+    (_RANK, _PID, _STATE, *_LATELY, _VERB, _AT, _SHORT_AGE, _AWAITED),
     (_RANK, _SHORT_STATE, *_LATELY, _VERB, _AT, _SHORT_AGE, _AWAITED),
     (_RANK, _SHORT_STATE, *_LATELY, _VERB, _SHORT_AGE, _AWAITED),
 )
