@@ -19,7 +19,7 @@ import pytest
 from tests.helpers.jobs import Ranks, state_of
 from tests.helpers.paths import ROOT
 from tests.helpers.processes import wait_until
-from tests.helpers.thorough import essential
+from tests.helpers.thorough import essential, essential_rows
 from unisono import _native, spawn
 from unisono.core import buffers, dispatch, groups
 from unisono.core.dtypes import ReduceOp
@@ -305,10 +305,14 @@ say(**fault(lambda: reduce(world)))
 """
 
 
-@pytest.mark.parametrize(
-    ("folder", "reason"),
-    [("none", "No such file or directory"), ("a file", "Not a directory"), ("shut", "Permission")],
-)
+UNWRITABLE = [
+    ("none", "No such file or directory"),
+    ("a file", "Not a directory"),
+    ("shut", "Perm"),
+]
+
+
+@pytest.mark.parametrize(("folder", "reason"), essential_rows(1, UNWRITABLE))
 @pytest.mark.parametrize("body", essential(1, [WRONG, LOST]), ids=["mismatch", "lost"])
 def test_a_folder_that_cannot_be_written_is_said(
     folder: str, reason: str, body: str, tmp_path: Path
@@ -342,7 +346,7 @@ FULL = WRONG.replace(
 
 
 def test_a_file_that_cannot_be_written_is_said(tmp_path: Path, traces: Path) -> None:
-    """The folder looks fine, and yet there is no room for a file: only the rank that tries knows."""
+    """The folder looks fine, and yet there is no room: only the rank that tries knows."""
     with Ranks(2, script(tmp_path, FULL), UNISONO_TRACE=str(traces)) as ranks:
         texts = [ranks[rank].read()["text"] for rank in range(2)]
     said = f"\nno trace is written to {traces}: File too large; set UNISONO_TRACE to "

@@ -39,10 +39,10 @@ def test_a_rank_that_comes_late() -> None:
 
 
 def test_calls_that_wait_at_the_same_time_count_once() -> None:
-    waits = [call(1, 0, 4), call(2, 1, 4, group=3)]
-    late = [call(1, 3, 4), call(2, 3, 4, group=3)]
-    one, _ = lately(waits, late, until=4)
-    assert one.waiting == pytest.approx(3 / 4)
+    waits = [call(1, 0, 4), call(2, 1, 5, group=3)]
+    late = [call(1, 3, 4), call(2, 4, 5, group=3)]
+    one, _ = lately(waits, late, until=5)
+    assert one.waiting == pytest.approx(4 / 5)
 
 
 def test_only_the_time_counts_in_which_all_records_are_kept() -> None:

@@ -222,6 +222,7 @@ def test_one_line_for_each_rank_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -
         assert not re.search(r"\x1b\[\d*m", terminal.all)
 
 
+@pytest.mark.thorough
 def test_a_narrow_terminal_loses_columns_but_no_ranks() -> None:
     with Ranks(2, TURNS) as ranks:
         joined(ranks, 2)
