@@ -354,6 +354,15 @@ def test_a_file_that_cannot_be_written_is_said(tmp_path: Path, traces: Path) -> 
     assert not list(traces.iterdir())
 
 
+@pytest.mark.thorough
+def test_no_folder_for_temporary_files(tmp_path: Path) -> None:
+    with Ranks(2, script(tmp_path, FULL), UNISONO_TRACE="") as ranks:
+        for rank in range(2):
+            error = ranks[rank].read()
+            assert error["kind"] == "MismatchError"
+            assert "\nno trace is written: No usable temporary directory" in error["text"]
+
+
 # ---- ranks that are threads ----------------------------------------------------------------------
 
 

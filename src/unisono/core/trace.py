@@ -145,10 +145,13 @@ class Tracer:
 
         If none can be written, the error says why.
         """
-        path = _path(self.job) if type(error) in _STATES else None
-        if path is None:
+        if type(error) not in _STATES:
             return
+        path = None
         try:
+            path = _path(self.job)
+            if path is None:
+                return
             _check_folder(path.parent)
             write = self._write_beside if isinstance(error, PeerLost) else self._write
             if not write(path, error):
@@ -225,7 +228,10 @@ def _reason(error: UnisonoError) -> str:
 
 
 def _path(job: str) -> Path | None:
-    """Where the trace of this job goes; None if none is wanted."""
+    """Where the trace of this job goes; None if none is wanted.
+
+    Raises an OSError if there is no folder for temporary files.
+    """
     folder = os.environ.get("UNISONO_TRACE") or tempfile.gettempdir()
     if folder == "0":
         return None
@@ -241,9 +247,10 @@ def _check_folder(folder: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
-def _not_written(path: Path, obstacle: OSError) -> str:
+def _not_written(path: Path | None, obstacle: OSError) -> str:
+    where = "" if path is None else f" to {path.parent}"
     return (
-        f"no trace is written to {path.parent}: {obstacle.strerror}; "
+        f"no trace is written{where}: {obstacle.strerror}; "
         "set UNISONO_TRACE to a folder that can be written, or to 0"
     )
 

@@ -57,34 +57,20 @@ def _table(
 ) -> Iterator[str]:
     """Lay out the widest choice of columns that fits; what does not fit even then is cut."""
     for chosen in _CHOICES:
-        cells = [[column.cell(rank) for column in chosen] for rank in ranks]
         titles = [column.title for column in chosen]
-        sizes = [max(map(width, column)) for column in zip(titles, *cells, strict=True)]
-        gaps = len(sizes) - 1
-        if sum(sizes) + 2 * gaps <= columns:
+        rows = [[column.cell(rank) for column in chosen] for rank in ranks]
+        sizes = [max(map(width, texts)) for texts in zip(titles, *rows, strict=True)]
+        fits = sum(sizes) + 2 * (len(sizes) - 1) <= columns
+        if fits:
             break
-    between = "  " if sum(sizes) + 2 * gaps <= columns else " "
+    between = "  " if fits else " "
     colours = [[column.colour(rank) for column in chosen] for rank in ranks]
-    yield from _line(titles, [_BOLD] * len(titles), chosen, sizes, between, columns, paint)
-    for texts, codes in zip(cells, colours, strict=True):
-        yield from _line(texts, codes, chosen, sizes, between, columns, paint)
-
-
-def _line(
-    texts: Sequence[str],
-    colours: Sequence[str],
-    chosen: Sequence[_Column],
-    sizes: Sequence[int],
-    between: str,
-    columns: int,
-    paint: Callable[[str, str], str],
-) -> Iterator[str]:
-    room, parts = columns, []
-    for text, colour, column, size in zip(texts, colours, chosen, sizes, strict=True):
-        padded = cut(pad(text, size, column.align), room)
-        parts.append(paint(padded, colour) if text else padded)
-        room = max(room - size - len(between), 0)
-    yield between.join(parts).rstrip()
+    for texts, codes in zip([titles, *rows], [[_BOLD] * len(titles), *colours], strict=True):
+        room, parts = columns, []
+        for text, size, code, column in zip(texts, sizes, codes, chosen, strict=True):
+            parts.append(paint(cut(pad(text, size, column.align), room), code if text else ""))
+            room = max(room - size - len(between), 0)
+        yield between.join(parts).rstrip()
 
 
 def _paint(text: str, colour: str) -> str:
