@@ -172,10 +172,15 @@ nb::tuple record_tuple(const Record& record, const std::string& call_site) {
 }
 
 /// For each rank: pid, state, records, and the world ranks that its call waits for (or None).
+/// All ranks are read before anything is converted: the calls of a busy rank are soon replaced.
 nb::list snapshot_all(const JobInspector& inspector) {
+    std::vector<RankSnapshot> snapshots;
+    guarded([&] {
+        for (int rank = 0; rank < inspector.size(); ++rank)
+            snapshots.push_back(inspector.snapshot(rank));
+    });
     nb::list ranks;
-    for (int rank = 0; rank < inspector.size(); ++rank) {
-        const RankSnapshot snapshot = guarded([&] { return inspector.snapshot(rank); });
+    for (const RankSnapshot& snapshot : snapshots) {
         nb::list calls;
         for (const auto& [record, call_site] : snapshot.calls)
             calls.append(record_tuple(record, call_site));

@@ -34,7 +34,10 @@ _COMMANDS = {
         "tools.top.command",
         "show a running job: the call of each rank, and which ranks it waits for",
     ),
-    "trace": ("tools.trace.command", "show a recorded run: a timeline, and which ranks were late"),
+    "trace": (
+        "tools.trace.command",
+        "show a recorded or running job: a timeline, and which ranks were late",
+    ),
 }
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import stat
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from tests.helpers.jobs import Ranks, state_of
 from tests.helpers.paths import ROOT
 from tests.helpers.processes import wait_until
-from tests.helpers.thorough import essential
+from tests.helpers.thorough import essential, essential_rows
 from unisono import _native, spawn
 from unisono.core import buffers, dispatch, groups
 from unisono.core.dtypes import ReduceOp
@@ -272,13 +273,94 @@ def test_trace_file(tmp_path: Path, traces: Path) -> None:
             assert ranks[rank].end() == 0
 
 
-@pytest.mark.parametrize("folder", ["0", "/proc/no/such/folder"], ids=["off", "cannot be written"])
-def test_no_trace_file(folder: str, tmp_path: Path) -> None:
-    with Ranks(2, script(tmp_path, WRONG), UNISONO_TRACE=folder) as ranks:
+def test_no_trace_is_wanted(tmp_path: Path) -> None:
+    with Ranks(2, script(tmp_path, WRONG), UNISONO_TRACE="0") as ranks:
         for rank in range(2):
             error = ranks[rank].read()
             assert error["kind"] == "MismatchError"
             assert "the last calls of all ranks" not in error["text"]
+            assert "UNISONO_TRACE" not in error["text"]
+
+
+def test_the_command_is_quoted_for_the_shell(tmp_path: Path) -> None:
+    folder = tmp_path / "it's $HOME"
+    folder.mkdir()
+    with Ranks(2, script(tmp_path, WRONG), UNISONO_TRACE=str(folder)) as ranks:
+        text = ranks[0].read()["text"]
+    (path,) = folder.iterdir()
+    command = text.rpartition("(")[2].removesuffix(")")
+    told = subprocess.run(
+        ["sh", "-c", f"set -- {command}; printf '%s\\n' \"$@\""], capture_output=True, text=True
+    )
+    assert told.stdout.splitlines() == ["unisono", "trace", str(path)]
+
+
+LOST = """
+world = groups.init("shm", 600)
+reduce(world)
+say(joined=True)
+if rank == 1:
+    hear()
+say(**fault(lambda: reduce(world)))
+"""
+
+
+UNWRITABLE = [
+    ("none", "No such file or directory"),
+    ("a file", "Not a directory"),
+    ("shut", "Perm"),
+]
+
+
+@pytest.mark.parametrize(("folder", "reason"), essential_rows(1, UNWRITABLE))
+@pytest.mark.parametrize("body", essential(1, [WRONG, LOST]), ids=["mismatch", "lost"])
+def test_a_folder_that_cannot_be_written_is_said(
+    folder: str, reason: str, body: str, tmp_path: Path
+) -> None:
+    target = tmp_path / folder
+    if folder == "a file":
+        target.touch()
+    elif folder == "shut":
+        if os.getuid() == 0:
+            target = Path("/proc/self")  # where not even root makes files
+        else:
+            target.mkdir(mode=0o500)
+    with Ranks(2, script(tmp_path, body), UNISONO_TRACE=str(target)) as ranks:
+        if body == LOST:
+            for rank in range(2):
+                ranks[rank].read()
+            ranks[0].wait_for_sleep()
+            ranks[1].signal(signal.SIGKILL)
+        texts = [ranks[rank].read()["text"] for rank in range(1 if body == LOST else 2)]
+    for text in texts:
+        assert "the last calls of all ranks" not in text
+        assert text.count("UNISONO_TRACE") == 1
+        assert f"\nno trace is written to {target}: {reason}" in text
+    assert len(set(texts)) == 1 or body == LOST, "the same on all ranks, so that output folds it"
+
+
+FULL = WRONG.replace(
+    "error = fault(",
+    "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\nerror = fault(",
+)
+
+
+def test_a_file_that_cannot_be_written_is_said(tmp_path: Path, traces: Path) -> None:
+    """The folder looks fine, and yet there is no room: only the rank that tries knows."""
+    with Ranks(2, script(tmp_path, FULL), UNISONO_TRACE=str(traces)) as ranks:
+        texts = [ranks[rank].read()["text"] for rank in range(2)]
+    said = f"\nno trace is written to {traces}: File too large; set UNISONO_TRACE to "
+    assert sum(said in text for text in texts) == 1
+    assert not list(traces.iterdir())
+
+
+@pytest.mark.thorough
+def test_no_folder_for_temporary_files(tmp_path: Path) -> None:
+    with Ranks(2, script(tmp_path, FULL), UNISONO_TRACE="") as ranks:
+        for rank in range(2):
+            error = ranks[rank].read()
+            assert error["kind"] == "MismatchError"
+            assert "\nno trace is written: No usable temporary directory" in error["text"]
 
 
 # ---- ranks that are threads ----------------------------------------------------------------------

@@ -94,6 +94,10 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
+    def settings(self) -> list[Any]:
+        """What the terminal does with what is typed and written."""
+        return termios.tcgetattr(self._master)
+
     def end(self) -> int:
         """Read until the program has ended; return its exit code."""
         while self._read(2 * DEADLINE):

@@ -5,26 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pty
 import re
 import secrets
-import select
 import signal
 import subprocess
-import sys
-import termios
-import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.helpers.jobs import Ranks, state_of
+from tests.helpers.launcher import UNISONO, Terminal
 from tests.helpers.processes import DEADLINE, wait_until
 from unisono.launch.process import JobEnvironment
-
-UNISONO = [sys.executable, "-c", "import sys; from unisono.cli import main; sys.exit(main())"]
+from unisono.tools.formatting import rank_list
 
 #: Wide enough that no line is wrapped.
 WIDE = {**os.environ, "COLUMNS": "160", "LINES": "30"}
@@ -105,7 +101,8 @@ def test_stopped_rank_and_the_job_is_not_disturbed() -> None:
         told = when_found(ranks, "rank 2 keeps 2 ranks waiting: it is stopped; all_reduce")
         assert [status["state"] for status in told["ranks"]] == ["waiting", "waiting", "stopped"]
         text = call(ranks.job.name, "--once").stdout
-        assert re.search(rf"\n0 +{ranks[0].pid} +waiting +all_reduce float64 x 7 sum +world", text)
+        pid = ranks[0].pid
+        assert re.search(rf"\n0 +{pid} +waiting .* all_reduce float64 x 7 sum +world", text)
         assert re.search(rf"\n2 +{ranks[2].pid} +stopped .* ago\n", text)
         ranks[2].signal(signal.SIGCONT)
         for rank in range(3):
@@ -117,7 +114,7 @@ def test_it_follows_a_job_to_its_end() -> None:
         joined(ranks, 3)
         with follow(ranks.job.name, "--interval", "0.05") as top:
             assert top.stdout is not None
-            assert top.stdout.readline().startswith(f"job {ranks.job.name}, 3 ranks, ")
+            assert top.stdout.readline().startswith(f"job {ranks.job.name}, -c, 3 ranks, for ")
             ranks[1].signal(signal.SIGKILL)
             for rank in (0, 2):
                 ranks[rank].tell()
@@ -163,32 +160,87 @@ def test_it_only_reads() -> None:
         assert top.returncode == 0
 
 
-def test_a_terminal() -> None:
-    master, slave = pty.openpty()
-    before = termios.tcgetattr(slave)
+# ---- what each rank did lately -------------------------------------------------------------------
+
+#: Rank 2 comes 20 ms late to every fifth call, for as long as the test runs.
+UNEVEN = """
+world = groups.init("shm", 600)
+step = 0
+while True:
+    time.sleep(0.02 if rank == 2 and step % 5 == 0 else 0.001)
+    reduce(world)
+    step += 1
+    if step == 25:
+        say(joined=True)
+"""
+
+
+def test_a_rank_that_is_late_again_and_again() -> None:
+    with Ranks(3, UNEVEN) as ranks:
+        joined(ranks, 3)
+        told = when_found(ranks, "rank 2 comes late: last in ")
+        lately = [status["activity"] for status in told["ranks"]]
+        for one in lately:
+            assert one["compared"] >= 20 and one["calls_per_second"] > 1
+        assert sum(one["came_last"] for one in lately) == lately[0]["compared"]
+        assert lately[2]["came_last"] >= lately[2]["compared"] / 5 - 1
+        assert lately[2]["worst"] >= 15e6 and 0.05 < lately[2]["late_share"] <= 1
+        assert lately[2]["late"] >= 15e6 * (lately[2]["compared"] // 5 - 1)
+        assert all(one["waiting"] > lately[2]["waiting"] for one in lately[:2])
+
+
+def test_one_line_for_each_rank_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("COLUMNS", "LINES", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    with Ranks(3, UNEVEN) as ranks:
+        joined(ranks, 3)
+        command = [*UNISONO, "top", ranks.job.name, "--interval", "0.05"]
+        with Terminal(*command) as terminal:
+            before = terminal.settings()
+            for _ in range(3):
+                terminal.wait_for("\x1b[J")  # each frame replaces the one before
+            terminal.wait_for("\x1b[J")
+            terminal.process.send_signal(signal.SIGINT)
+            assert terminal.end() == 0
+            assert terminal.settings() == before
+        frame = re.split(r"\x1b\[\d+A\x1b\[J", terminal.all)[3]
+        lines = re.sub(r"\x1b\[\d+m", "", frame).splitlines()
+        assert re.fullmatch(rf"job {ranks.job.name}, -c, 3 ranks, for .*", lines[0])
+        assert len([line for line in lines if re.match(r"[012] ", line)]) == 3
+        assert max(map(len, lines)) <= 79
+        title = next(line for line in lines if re.match(r"rank +state", line))
+        assert title.split()[:6] == ["rank", "state", "calls/s", "waiting", "last", "late"]
+        assert re.search("\x1b\\[1mrank", frame) and re.search("\x1b\\[3[23]m(run|wait)", frame)
+        # The cursor goes up by as many lines as the frame before had.
+        height = re.search(r"\x1b\[(\d+)A", terminal.all.split(frame)[1])
+        assert height is not None and int(height[1]) == len(lines)
+
+        monkeypatch.setenv("NO_COLOR", "1")
+        with Terminal(*command) as terminal:
+            terminal.wait_for("\x1b[J")
+            terminal.wait_for("\x1b[J")
+        assert not re.search(r"\x1b\[\d*m", terminal.all)
+
+
+@pytest.mark.thorough
+def test_a_narrow_terminal_loses_columns_but_no_ranks() -> None:
     with Ranks(2, TURNS) as ranks:
         joined(ranks, 2)
-        options = {"stdin": slave, "stdout": slave, "stderr": slave, "start_new_session": True}
-        with follow(ranks.job.name, "--interval", "0.05", **options) as top:
-            seen = read_until(master, b"\x1b[J", 3)
-            # Each frame replaces the one before: up by as many lines as that had.
-            frame = seen.split(b"\x1b[4A\x1b[J")[1]
-            assert frame.count(b"\r\n") == 4 and frame.startswith(b"job ")
-            top.send_signal(signal.SIGINT)
-            assert top.wait(DEADLINE) == 0
-    assert termios.tcgetattr(slave) == before
-    assert set(re.findall(rb"\x1b\[[0-9?]*[A-Za-z]", seen)) == {b"\x1b[4A", b"\x1b[J"}
-    os.close(slave)
-    os.close(master)
+        for columns in (160, 130, 80, 50):
+            environment = {**os.environ, "COLUMNS": str(columns)}
+            done = subprocess.run(
+                [*UNISONO, "top", ranks.job.name, "--once"],
+                capture_output=True, text=True, timeout=60, env=environment,
+            )  # fmt: skip
+            lines = done.stdout.splitlines()
+            assert max(map(len, lines)) < columns
+            title, *rows = lines[-3:]
+            assert title.startswith("rank ") and [row[0] for row in rows] == ["0", "1"]
+            assert ("  pid  " in title) == (columns >= 130)
+            assert ("  group  " in title) == (columns == 160)
 
 
-def read_until(master: int, mark: bytes, count: int) -> bytes:
-    seen = b""
-    deadline = time.monotonic() + DEADLINE
-    while seen.count(mark) < count:
-        assert select.select([master], [], [], max(deadline - time.monotonic(), 0))[0], seen
-        seen += os.read(master, 65536)
-    return seen
+# ---- which job -----------------------------------------------------------------------------------
 
 
 def test_several_jobs() -> None:
@@ -203,11 +255,15 @@ def test_several_jobs() -> None:
         done = call(prefix)
         assert done.returncode == 0
         assert done.stdout.startswith("several jobs run")
-        assert re.search(rf"\n +{names[1]} +2 +{two[0].pid}, {two[1].pid}\n", done.stdout)
-        assert json.loads(call(prefix, "--json").stdout)["jobs"] == [
-            {"job": names[0], "size": 1, "pids": [one[0].pid]},
-            {"job": names[1], "size": 2, "pids": [two[0].pid, two[1].pid]},
-        ]
+        pids = rank_list([two[0].pid, two[1].pid])
+        assert re.search(rf"\n +{names[1]} +-c +2 +\S+ m?s +{pids}\n", done.stdout)
+        listed = json.loads(call(prefix, "--json").stdout)["jobs"]
+        for found, name, job in zip(listed, names, (one, two), strict=True):
+            age = datetime.now(UTC) - datetime.fromisoformat(found.pop("started"))
+            assert 0 <= age.total_seconds() + 1 < 2 * DEADLINE
+            size = job.job.size
+            pids = [job[rank].pid for rank in range(size)]
+            assert found == {"job": name, "script": "-c", "size": size, "pids": pids}
         assert json.loads(call(names[0], "--once", "--json").stdout)["size"] == 1
         # The pid of a rank names its job too.
         by_pid = call(str(two[1].pid), "--once", "--json").stdout

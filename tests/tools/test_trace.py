@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-import html.parser
 import itertools
 import json
 import os
 import re
-import shutil
+import secrets
 import signal
 import stat
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.helpers.jobs import Ranks, state_of
-from tests.helpers.processes import DEADLINE, wait_until
-from unisono.core.trace import RankReport, Record
+from tests.helpers.launcher import UNISONO
+from tests.helpers.processes import wait_until
+from tests.helpers.traces import trace_data
+from unisono.launch.process import JobEnvironment
 from unisono.tools.trace.file import read
-from unisono.tools.trace.lateness import instances, latest, totals
-
-UNISONO = [sys.executable, "-c", "import sys; from unisono.cli import main; sys.exit(main())"]
 
 
-def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def call(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*UNISONO, "trace", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "COLUMNS": "140"},
+        env={**os.environ, "COLUMNS": "160"},
+        cwd=cwd,
     )
 
 
@@ -105,6 +103,7 @@ def slow(tmp_path: Path, folder: Path) -> Path:
 def test_slow_rank_and_lost_rank(slow: Path, tmp_path: Path) -> None:
     told = findings(slow)
     assert told["failed"] and told["reason"].startswith("PeerLost: rank 2 ")
+    assert told["script"] == "train.py"
     # Rank 1 sleeps five times for 0.4 s before the barrier; nobody else does.
     assert told["late_by_rank"][0]["rank"] == 1
     assert told["late_by_rank"][0]["late"] > 1.2e9
@@ -116,6 +115,7 @@ def test_slow_rank_and_lost_rank(slow: Path, tmp_path: Path) -> None:
     assert states[:2] == ["running", "running"] and states[2] in ("killed by SIGKILL", "ended")
     for rank in (0, 1):
         assert told["ranks"][rank]["waits_for"] == [2]
+        assert 0 < told["ranks"][rank]["activity"]["waiting"] <= 1
         assert told["ranks"][rank]["call"]["verb"] == "all_reduce"
         assert told["ranks"][rank]["call"]["call_site"].endswith(line_of(tmp_path, "# last"))
 
@@ -128,7 +128,7 @@ def test_what_people_read(slow: Path, tmp_path: Path) -> None:
     assert re.search(
         r"came last, by line\n +line .*\n.*" + line_of(tmp_path, "# late"), done.stdout
     )
-    assert re.search(r"\n +0 +\d+ +running +all_reduce float32 x 8 sum .* 2\n", done.stdout)
+    assert re.search(r"\n +0 +\d+ +running +\d+% +all_reduce float32 x 8 sum .* 2\n", done.stdout)
     page, chrome = slow.with_suffix(".html"), slow.with_suffix(".chrome.json")
     assert f"timeline: {page}\n" in done.stdout and f": {chrome}\n" in done.stdout
     for path in (page, chrome):
@@ -216,60 +216,93 @@ def test_ranks_that_disagree(tmp_path: Path, folder: Path) -> None:
     assert re.search(rf"\n +1 +broadcast float32 x 4 root 1 .*{odd}", text)
 
 
-# ---- calls side by side --------------------------------------------------------------------------
+# ---- a job that runs -----------------------------------------------------------------------------
+
+RUNNING = """
+world = groups.init("shm", 600)
+for step in range(30):
+    time.sleep(0.02 if rank == 1 else 0)
+    reduce(world)
+say(joined=True)
+if rank != 1:
+    reduce(world, 7)
+hear()
+"""
 
 
-def record(sequence: int, began: int, number: int | None = None, group: int = 0) -> Record:
-    name = sequence if number is None else number
-    return Record(
-        sequence, group, name, "barrier", None, None, None, None, None, "a.py:1", began,
-        began + 5, "done",
-    )  # fmt: skip
+def test_a_job_that_runs(tmp_path: Path) -> None:
+    job = JobEnvironment(3, name=f"odd name/{secrets.token_hex(8)}")
+    with Ranks(3, RUNNING, job=job) as ranks:
+        for rank in range(3):
+            ranks[rank].read()
+        ranks.wait_for_sleep(0, 2)
+        done = call(str(ranks[1].pid), "--json", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr  # nothing has failed
+        told = json.loads(done.stdout)
+        assert (told["job"], told["script"], told["by"], told["reason"]) == (
+            job.name,
+            "-c",
+            None,
+            "",
+        )
+        assert [rank["waits_for"] for rank in told["ranks"]] == [[1], [], [1]]
+        assert told["ranks"][0]["call"]["count"] == 7
+        assert told["late_by_rank"][0]["rank"] == 1 and told["late_by_rank"][0]["late"] > 0.3e9
+        activity = [rank["activity"] for rank in told["ranks"]]
+        assert activity[1]["came_last"] > activity[0]["came_last"]
+        assert activity[0]["waiting"] > activity[1]["waiting"]
+        # The beginning of its name is enough, and the files bear the name.
+        done = call(job.name[:20], cwd=tmp_path)
+        assert done.returncode == 0 and f"job {job.name}, -c, 3 ranks, seen " in done.stdout
+        base = f"unisono-trace-{job.name.replace(' ', '-').replace('/', '-')}"
+        assert {path.name for path in tmp_path.iterdir()} == {f"{base}.html", f"{base}.chrome.json"}
+        page = (tmp_path / f"{base}.html").read_text("utf-8")
+        assert "<title>-c, 20" in page
+        events = json.loads((tmp_path / f"{base}.chrome.json").read_text())["traceEvents"]
+        assert "waits for rank 1" in {event["name"] for event in events}
+        ranks[1].tell()
 
 
-def test_records_that_are_gone_are_not_missing_ranks() -> None:
-    early = RankReport(0, 1, "running", [record(1, 100), record(2, 200), record(3, 300)])
-    # This one has made so many calls that its first is not kept, and has not come to the third.
-    busy = RankReport(1, 2, "running", [record(2, 210), record(9, 220, 1, group=4)])
-    silent = RankReport(2, 3, "running", [])
-    found = {one.number: one for one in instances([early, busy]) if not one.group}
-    assert [found[number].missing for number in (1, 2, 3)] == [(), (), (1,)]
-    assert [found[number].complete for number in (1, 2, 3)] == [False, True, False]
-    assert instances([early, busy, silent])[0].missing == (2,)
+@pytest.mark.thorough
+def test_names_that_fit_several_jobs_or_none(tmp_path: Path) -> None:
+    prefix = secrets.token_hex(8)
+    body = "world = groups.init('shm', 600)\nsay(joined=True)\nhear()"
+    first, second = (JobEnvironment(1, name=f"{prefix}-{letter}") for letter in "ab")
+    with Ranks(1, body, job=first) as one, Ranks(1, body, job=second) as two:
+        one[0].read(), two[0].read()
+        done = call(prefix, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"begins so: {prefix}-a, {prefix}-b; name one of them" in done.stderr
+        done = call(f"{prefix}-c", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "there is no file" in done.stderr and "no job of this user" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
-def test_lateness_counts_from_the_median() -> None:
-    ranks = [
-        RankReport(n, n, "running", [record(1, when)]) for n, when in enumerate((10, 70, 20, 30))
-    ]
-    (instance,) = instances(ranks)
-    assert (instance.last_rank, instance.late) == (1, 50)
-    assert instance.last_arrival - instance.first_arrival == 60
-    by_rank, by_line = totals([instance])
-    assert [(rank, one.calls, one.late) for rank, one in by_rank.items()] == [(1, 1, 50)]
-    assert [(line, one.worst) for line, one in by_line.items()] == [("a.py:1", 50)]
-    assert latest([instance]) == [instance]
+def test_a_receive_waits_for_its_message(tmp_path: Path) -> None:
+    data = trace_data()
+    data["ranks"][0]["calls"].append(
+        [2, 0, None, "recv", "float32", 8, None, None, 1, "train.py:4", 2000, 4500, "done"]
+    )
+    path = tmp_path / "messages.json"
+    path.write_text(json.dumps(data))
+    told = json.loads(call(path, "--json").stdout)
+    assert told["ranks"][0]["activity"]["waiting"] == pytest.approx(2500 / 4000)
+    events = json.loads((tmp_path / "messages.chrome.json").read_text())["traceEvents"]
+    (wait,) = [event for event in events if event.get("cat") == "wait"]
+    assert (wait["name"], wait["dur"]) == ("waits for a message", 2.5)
+
+
+def test_a_trace_without_the_name_of_its_script(tmp_path: Path) -> None:
+    data = trace_data()
+    del data["script"]
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(data))
+    assert call(path).returncode == 0
+    assert "<title>job a job, 20" in path.with_suffix(".html").read_text("utf-8")
 
 
 # ---- files ---------------------------------------------------------------------------------------
-
-
-def trace_data() -> dict[str, Any]:
-    """A small trace without a fault."""
-    calls = {
-        "sequence": 1, "group": 0, "call": 1, "verb": "all_reduce", "dtype": "float32",
-        "count": 8, "op": "sum", "root": None, "peer": None, "call_site": "train.py:3",
-        "began": 1000, "ended": 2000, "state": "done",
-    }  # fmt: skip
-    ranks = [
-        {"rank": n, "pid": 10 + n, "state": "running", "calls": [list(calls.values())]}
-        for n in range(2)
-    ]
-    return {
-        "unisono": "trace", "version": 2, "job": "a job", "written": "2026-01-01T00:00:00+00:00",
-        "clock": 5000, "by": 0, "reason": "none", "size": 2,
-        "fields": list(calls), "ranks": ranks,
-    }  # fmt: skip
 
 
 def changed(*path: Any, value: Any) -> str:
@@ -343,79 +376,3 @@ def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
     assert "must be different files" in call(path, "--html", path).stderr
     assert json.loads(path.read_text()) == trace_data()
     assert not [one for one in tmp_path.iterdir() if one.name.startswith(".")], "no drafts are left"
-
-
-# ---- the page ------------------------------------------------------------------------------------
-
-EVIL = "</script><img src=x onerror=alert(1)><!--{{data}}&amp;\u2028\x1b[2J\udc80"
-
-
-class Tags(html.parser.HTMLParser):
-    """The tags of a page, and what its first script holds."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.scripts: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        assert not {name for name, _ in attrs} & {"src", "href", "onerror"}, attrs
-
-    def handle_data(self, text: str) -> None:
-        if self.tags and self.tags[-1] == "script":
-            self.scripts.append(text)
-
-
-def evil(folder: Path, text: str) -> Path:
-    """A trace in which every text tries to become markup."""
-    data = trace_data()
-    data["job"] = data["reason"] = data["written"] = text
-    for rank in data["ranks"]:
-        rank["state"] = text
-        for name in ("verb", "dtype", "op", "call_site", "state"):
-            rank["calls"][0][data["fields"].index(name)] = text
-    path = folder / "evil.json"
-    path.write_text(json.dumps(data))
-    return path
-
-
-def test_nothing_of_the_file_is_markup(tmp_path: Path) -> None:
-    path = evil(tmp_path, EVIL)
-    done = call(path)
-    assert done.returncode == 1 and done.stderr == ""
-    assert "\x1b" not in done.stdout
-    page = Tags(path.with_suffix(".html").read_text("utf-8"))
-    assert "img" not in page.tags and page.tags.count("script") == 2
-    held = json.loads(page.scripts[0])
-    assert held["reason"] == EVIL and EVIL in held["texts"]
-
-
-def test_the_page_needs_nothing_else(slow: Path) -> None:
-    call(slow)
-    text = slow.with_suffix(".html").read_text("utf-8")
-    assert "default-src 'none'" in text
-    assert not re.search(r"https?://|//[a-z]+\.|@import|url\(", text)
-
-
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="no browser here")
-def test_the_page_in_a_browser(slow: Path, tmp_path: Path) -> None:
-    call(slow)
-    # A browser shows an unpaired surrogate, but cannot print the page with it.
-    call(evil(tmp_path, EVIL[:-1]))
-    for page, words in (
-        (slow.with_suffix(".html"), ["<td>barrier</td>", "<td>rank 1</td>", "all_reduce"]),
-        (tmp_path / "evil.html", ["2 ranks, 2 calls", "&lt;/script&gt;&lt;img src=x"]),
-    ):
-        done = subprocess.run(
-            ["chromium", "--headless", "--no-sandbox", "--dump-dom", page.as_uri()],
-            capture_output=True,
-            text=True,
-            timeout=2 * DEADLINE,
-            env={**os.environ, "HOME": str(tmp_path)},
-        )
-        body = re.sub(r"<script.*?</script>", "", done.stdout, flags=re.DOTALL)
-        for word in words:
-            assert word in body, done.stderr
-        assert "<img" not in body

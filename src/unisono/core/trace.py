@@ -9,15 +9,19 @@ that none are written.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import json
 import operator
 import os
+import shlex
+import stat
 import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -137,14 +141,27 @@ class Tracer:
     source: RecordSource
 
     def explain(self, error: UnisonoError) -> None:
-        """Add the name of the file to the error, if one was written or is about to be."""
-        path = _path(self.job) if type(error) in _STATES else None
-        if path is None:
+        """Add the name of the file to the error, if one was written or is about to be.
+
+        If none can be written, the error says why.
+        """
+        if type(error) not in _STATES:
             return
-        write = self._write_beside if isinstance(error, PeerLost) else self._write
-        if write(path, error):
-            line = f"the last calls of all ranks: {path} (unisono trace {path})"
-            error.args = (f"{error}\n{line}", *error.args[1:])
+        path = None
+        try:
+            path = _path(self.job)
+            if path is None:
+                return
+            _check_folder(path.parent)
+            write = self._write_beside if isinstance(error, PeerLost) else self._write
+            if not write(path, error):
+                return
+        except OSError as obstacle:
+            line = _not_written(path, obstacle)
+        else:
+            command = f"unisono trace {shlex.quote(str(path))}"
+            line = f"the last calls of all ranks: {path} ({command})"
+        error.args = (f"{error}\n{line}", *error.args[1:])
 
     def _write_beside(self, path: Path, error: UnisonoError) -> bool:
         """Let a thread write the file: survivors have other things to do, and may have no time.
@@ -152,8 +169,6 @@ class Tracer:
         Python waits for the thread when the process ends, but not if it is killed; then the file
         is missing. Ranks that do not write do not wait either.
         """
-        if not os.access(path.parent, os.W_OK | os.X_OK):
-            return False
         with contextlib.suppress(UnisonoError, RuntimeError):  # no threads while Python ends
             if self.source.claim():
                 # Looked at now: the group may be closed a moment later.
@@ -162,29 +177,34 @@ class Tracer:
             return True
         return False
 
-    def _finish(self, path: Path, reason: str, ranks: Sequence[RankReport]) -> bool:
-        # A full disk, or a folder that is not ours: the error itself is what matters.
-        with contextlib.suppress(OSError, UnisonoError):
-            _store(path, self._page(reason, ranks))
-            self.source.written()
-            return True
-        return False
+    def _finish(self, path: Path, reason: str, ranks: Sequence[RankReport]) -> None:
+        try:
+            self._record(path, reason, ranks)
+        except OSError as obstacle:  # the error that named the file has been raised
+            warnings.warn(_not_written(path, obstacle), RuntimeWarning, stacklevel=1)
 
     def _write(self, path: Path, error: UnisonoError) -> bool:
         with contextlib.suppress(UnisonoError):
             if self.source.claim():
-                return self._finish(path, _reason(error), self.source.look())
+                self._record(path, _reason(error), self.source.look())
+                return True
             deadline = time.monotonic() + _WAIT_FOR_FILE
             while not self.source.fresh() and time.monotonic() < deadline:
                 time.sleep(0.005)
             return self.source.fresh() and path.exists()
         return False
 
+    def _record(self, path: Path, reason: str, ranks: Sequence[RankReport]) -> None:
+        _store(path, self._page(reason, ranks))
+        with contextlib.suppress(UnisonoError):  # the group may be closed by now
+            self.source.written()
+
     def _page(self, reason: str, ranks: Sequence[RankReport]) -> dict[str, Any]:
         return {
             "unisono": "trace",
             "version": 2,
             "job": self.job,
+            "script": Path(sys.argv[0]).name if sys.argv else "",
             "written": datetime.now(UTC).isoformat(),
             "clock": time.monotonic_ns(),
             "by": self.rank,
@@ -208,12 +228,31 @@ def _reason(error: UnisonoError) -> str:
 
 
 def _path(job: str) -> Path | None:
-    """Where the trace of this job goes; None if none is wanted."""
+    """Where the trace of this job goes; None if none is wanted.
+
+    Raises an OSError if there is no folder for temporary files.
+    """
     folder = os.environ.get("UNISONO_TRACE") or tempfile.gettempdir()
     if folder == "0":
         return None
     digest = hashlib.blake2b(job.encode(), digest_size=8).hexdigest()
     return Path(folder) / f"unisono-trace-{os.getuid()}-{digest}.json"
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise an OSError if no file can be made in a folder: the same one on every rank."""
+    if not stat.S_ISDIR(folder.stat().st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _not_written(path: Path | None, obstacle: OSError) -> str:
+    where = "" if path is None else f" to {path.parent}"
+    return (
+        f"no trace is written{where}: {obstacle.strerror}; "
+        "set UNISONO_TRACE to a folder that can be written, or to 0"
+    )
 
 
 def _store(path: Path, page: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ __all__ = [
     "plain",
     "plural",
     "rank_list",
+    "rate",
     "ratio",
 ]
 
@@ -78,6 +79,19 @@ def ratio(value: float) -> str:
     ('1.25x', '189x', '2400x')
     """
     return f"{_digits(value)}x"
+
+
+def rate(value: float) -> str:
+    """Write how often something happens in a second.
+
+    >>> [rate(value) for value in (0, 0.1234, 12.3, 999.9, 43210, 1.1e6)]
+    ['0', '0.12', '12', '1.0k', '43k', '1.1M']
+    """
+    for limit, unit in ((1e6, "M"), (1e3, "k")):
+        if value >= limit * 0.9995:
+            scaled = value / limit
+            return f"{scaled:.1f}{unit}" if scaled < 9.95 else f"{scaled:.0f}{unit}"
+    return f"{value:.2g}" if value < 99.5 else f"{value:.0f}"
 
 
 def _digits(value: float) -> str:

@@ -7,7 +7,7 @@ import shutil
 import unicodedata
 from collections.abc import Iterator, Sequence
 
-__all__ = ["line", "pad", "table", "terminal_columns", "width", "wrap"]
+__all__ = ["cut", "line", "pad", "table", "terminal_columns", "width", "wrap"]
 
 #: Unicode categories of the punctuation that must not begin a line, and that must not end one.
 _CLOSING = {"Pe", "Pf", "Po"}
@@ -46,6 +46,20 @@ def pad(text: str, columns: int, align: str = "<") -> str:
     """Fill a text up with spaces, on its right, or on its left if `align` is ">"."""
     spaces = " " * (columns - width(text))
     return spaces + text if align == ">" else text + spaces
+
+
+def cut(text: str, columns: int) -> str:
+    """Shorten a text that does not fit, and show that by dots.
+
+    >>> cut("0, 2, 4-7, 9", 12), cut("0, 2, 4-7, 9", 9), cut("waiting", 2)
+    ('0, 2, 4-7, 9', '0, 2, ...', '..')
+    """
+    if width(text) <= columns:
+        return text
+    dots = "..."[:columns]
+    while text and width(text) + len(dots) > columns:
+        text = text[:-1]
+    return text + dots
 
 
 def line(cells: Sequence[str], widths: Sequence[int], align: str = "", between: str = "  ") -> str:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono.core.trace import RankReport, Record
+from unisono.tools.lateness import CollectiveInstance, waiting_time
 from unisono.tools.trace.file import Trace
-from unisono.tools.trace.lateness import CollectiveInstance
 
 __all__ = ["Bar", "bars", "zero"]
 
@@ -17,8 +17,8 @@ class Bar:
     """One call of one rank; times are nanoseconds since the first call of the trace.
 
     A rank may have several calls running at the same time, so it has lanes. `wait` is the part of
-    `length` before all ranks had arrived; `last` is the rank that came last; `missing` are those
-    that never came.
+    `length` before all ranks had arrived, or the message; `last` is the rank that came last;
+    `missing` are those that never came.
     """
 
     rank: int
@@ -71,14 +71,13 @@ def _bar(
     start: int,
     instance: CollectiveInstance | None,
 ) -> Bar:
-    length = end - call.began
-    wait, last = 0, None
+    last = None
     missing: tuple[int, ...] = ()
     if instance is not None and len(instance.calls) + len(instance.missing) > 1:
         missing = instance.missing
         last = None if missing else instance.last_rank
-        wait = length if missing else min(instance.last_arrival - call.began, length)
-    return Bar(rank.rank, lane, call, call.began - start, length, wait, last, missing)
+    wait = waiting_time(call, end, instance)
+    return Bar(rank.rank, lane, call, call.began - start, end - call.began, wait, last, missing)
 
 
 def _end(call: Record, clock: int) -> int:

@@ -18,7 +18,12 @@ def chrome(trace: Trace, bars: Sequence[Bar]) -> dict[str, Any]:
     return {
         "traceEvents": [*_names(trace, bars), *(event for bar in bars for event in _events(bar))],
         "displayTimeUnit": "ms",
-        "otherData": {"job": trace.job, "written": trace.written, "reason": trace.reason},
+        "otherData": {
+            "job": trace.job,
+            "script": trace.script,
+            "written": trace.written,
+            "reason": trace.reason,
+        },
     }
 
 
@@ -57,11 +62,11 @@ def _events(bar: Bar) -> Iterator[dict[str, Any]]:
     }
     yield {**event, "cname": "terrible"} if bar.failed else event
     if bar.wait > 0:
-        awaited = bar.missing or (bar.last,)
+        awaited = bar.missing or (() if bar.last is None else (bar.last,))
         yield {
             **common,
             "ph": "X",
-            "name": f"waits for rank {rank_list(rank for rank in awaited if rank is not None)}",
+            "name": f"waits for rank {rank_list(awaited)}" if awaited else "waits for a message",
             "cat": "wait",
             "dur": bar.wait / 1000,
             "args": {},

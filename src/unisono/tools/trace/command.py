@@ -1,4 +1,4 @@
-"""`unisono trace`: show a recorded failure: who came late, who waits for whom, and a timeline."""
+"""`unisono trace`: show a failure or a running job: who came late, who waits, and a timeline."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from unisono.tools.table import terminal_columns
 from unisono.tools.trace import bars, chrome, page
 from unisono.tools.trace.findings import examine
 from unisono.tools.trace.report import report
+from unisono.tools.trace.source import load
 
 __all__ = ["configure", "main"]
 
@@ -22,37 +23,47 @@ __all__ = ["configure", "main"]
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `unisono trace`."""
     parser.description = (
-        "Read the trace that unisono writes when a call fails (the error names the file): who came "
-        "late, who waits for whom, where ranks disagree. Writes a timeline as an HTML page, and "
-        "one for chrome://tracing and Perfetto."
+        "Read the trace that unisono writes when a call fails (the error names the file), or the "
+        "last calls of a job that runs on this host: who came late, who waits for whom, where "
+        "ranks disagree. Writes a timeline as an HTML page, and one for chrome://tracing and "
+        "Perfetto."
     )
     parser.epilog = (
         "Exit codes: 0 the trace shows no failure; 1 a call failed, ranks disagreed or a rank was "
         "lost; 2 wrong usage, the file is not a trace, or an output file cannot be written."
     )
-    parser.add_argument("file", metavar="FILE", type=Path, help="the trace")
     parser.add_argument(
-        "--html", metavar="OUT", type=Path, help="the HTML page (default: FILE with suffix .html)"
+        "source",
+        metavar="SOURCE",
+        help="the file of a trace; or the beginning of a job's name, or the pid of a rank",
+    )
+    parser.add_argument(
+        "--html",
+        metavar="OUT",
+        type=Path,
+        help="the HTML page (default: FILE with suffix .html; unisono-trace-JOB.html)",
     )
     parser.add_argument(
         "--chrome",
         metavar="OUT",
         type=Path,
-        help="the file for chrome://tracing and Perfetto (default: FILE with suffix .chrome.json)",
+        help="the file for chrome://tracing and Perfetto (default: FILE with suffix .chrome.json; "
+        "unisono-trace-JOB.chrome.json)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Write the timelines and print the findings; return 1 if the trace shows a failure."""
-    findings = examine(arguments.file)
-    page_path = arguments.html or arguments.file.with_suffix(".html")
-    chrome_path = arguments.chrome or arguments.file.with_suffix(".chrome.json")
-    if len({path.resolve() for path in (arguments.file, page_path, chrome_path)}) < 3:
+    trace, path = load(arguments.source)
+    findings = examine(trace)
+    page_path = arguments.html or path.with_suffix(".html")
+    chrome_path = arguments.chrome or path.with_suffix(".chrome.json")
+    if len({one.resolve() for one in (path, page_path, chrome_path)}) < 3:
         raise ArgumentError("the trace, the page and the Chrome trace must be different files")
-    drawn = bars.bars(findings.trace, findings.instances)
-    _store(page_path, page.page(findings.trace, drawn, findings.instances))
-    _store(chrome_path, json.dumps(chrome.chrome(findings.trace, drawn)))
+    drawn = bars.bars(trace, findings.instances)
+    _store(page_path, page.page(findings, drawn))
+    _store(chrome_path, json.dumps(chrome.chrome(trace, drawn)))
     if arguments.json:
         answer = {**findings.as_data(), "html": str(page_path), "chrome": str(chrome_path)}
         print(json.dumps(answer, indent=2))

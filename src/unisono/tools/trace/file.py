@@ -21,12 +21,16 @@ _OPTIONAL = {"call", "dtype", "count", "op", "root", "peer", "call_site", "ended
 
 @dataclass(frozen=True)
 class Trace:
-    """A recorded run. `clock` is when it was written, by the clock that the records use."""
+    """A recorded run, or a look at a running one, which no rank wrote for a reason.
+
+    `clock` is when it was written, by the clock that the records use.
+    """
 
     job: str
+    script: str
     written: str
     clock: int
-    by: int
+    by: int | None
     reason: str
     ranks: tuple[RankReport, ...]
 
@@ -57,7 +61,7 @@ def read(path: Path) -> Trace:
             f"reads version {_VERSION}; use the unisono that wrote it"
         )
     try:
-        return _trace(content)
+        return _trace({"script": "", **content})  # older files do not have it
     except _BrokenError as error:
         raise ArgumentError(
             f"{str(path)!r} is a broken trace: {error}; it was changed after unisono wrote it"
@@ -76,6 +80,7 @@ def _trace(content: dict[str, Any]) -> Trace:
         raise _BrokenError(f"it has {len(ranks)} ranks, and its size is {content['size']}")
     return Trace(
         _text(content, "job", "the file"),
+        _text(content, "script", "the file"),
         _text(content, "written", "the file"),
         _number(content, "clock", "the file"),
         _number(content, "by", "the file"),

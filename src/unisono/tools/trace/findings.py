@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 from unisono.core.trace import RankReport, Record
+from unisono.tools import lateness
+from unisono.tools.activity import Activity, activities
 from unisono.tools.calls import current_call
-from unisono.tools.trace import file, lateness
+from unisono.tools.lateness import CollectiveInstance
 from unisono.tools.trace.file import Trace
-from unisono.tools.trace.lateness import CollectiveInstance
 
 __all__ = ["Findings", "examine"]
 
@@ -22,6 +23,11 @@ class Findings:
 
     trace: Trace
     instances: Sequence[CollectiveInstance]
+
+    @cached_property
+    def activity(self) -> list[Activity]:
+        """What each rank did, in rank order."""
+        return activities(self.trace.ranks, self.instances, self.trace.clock)
 
     @property
     def disagreements(self) -> list[CollectiveInstance]:
@@ -52,6 +58,7 @@ class Findings:
         by_rank, by_line = lateness.totals(self.instances)
         return {
             "job": trace.job,
+            "script": trace.script,
             "written": trace.written,
             "by": trace.by,
             "reason": trace.reason,
@@ -90,6 +97,7 @@ class Findings:
             "state": rank.state,
             "call": None if call is None else _call_data(call),
             "waits_for": list(self.waits_for(rank)),
+            "activity": dataclasses.asdict(self.activity[rank.rank]),
         }
 
 
@@ -97,7 +105,6 @@ def _call_data(call: Record) -> dict[str, Any]:
     return dataclasses.asdict(call)
 
 
-def examine(path: Path) -> Findings:
-    """Read a trace file and put the calls of its ranks side by side."""
-    trace = file.read(path)
-    return Findings(trace, lateness.instances(trace.ranks))
+def examine(trace: Trace) -> Findings:
+    """Put the calls of all ranks of a trace side by side."""
+    return Findings(trace, lateness.instances(trace.ranks, trace.clock))

@@ -6,16 +6,17 @@ import html
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
+from datetime import datetime
 from importlib import resources
 from typing import Any
 
 from unisono.core.trace import Record
-from unisono.tools.formatting import plain
-from unisono.tools.trace import lateness
+from unisono.tools import lateness
+from unisono.tools.formatting import plain, rank_list
 from unisono.tools.trace.bars import Bar
 from unisono.tools.trace.file import Trace
-from unisono.tools.trace.lateness import CollectiveInstance
+from unisono.tools.trace.findings import Findings
 
 __all__ = ["page"]
 
@@ -24,56 +25,73 @@ _UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u202
 _FIELDS = [one.name for one in fields(Record) if one.name not in ("began", "ended")]
 
 
-def page(trace: Trace, bars: Sequence[Bar], instances: Sequence[CollectiveInstance]) -> str:
+def page(findings: Findings, bars: Sequence[Bar]) -> str:
     """Return the text of the page. What comes from the trace is data in it, never markup."""
-    data = json.dumps(_data(trace, bars, instances), separators=(",", ":"))
+    data = json.dumps(_data(findings, bars), separators=(",", ":"))
+    scripts = ("timeline.js", "draw.js", "map.js", "pointer.js", "tables.js")
     parts = {
-        "title": html.escape(plain(f"unisono trace {trace.job}")),
+        "title": html.escape(plain(_title(findings.trace))),
         "style": _asset("page.css"),
         "data": data.translate(_UNSAFE),
-        "draw": _asset("draw.js"),
-        "interaction": _asset("interaction.js"),
+        "script": "".join(map(_asset, scripts)),
     }
     # In one pass, so that nothing inside a part is taken for a placeholder.
     return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _asset("page.html"))
 
 
 def _asset(name: str) -> str:
-    return (resources.files("unisono.tools.trace") / name).read_text("utf-8")
+    return (resources.files("unisono.tools.trace") / "page_parts" / name).read_text("utf-8")
 
 
-def _data(
-    trace: Trace, bars: Sequence[Bar], instances: Sequence[CollectiveInstance]
-) -> dict[str, Any]:
+def _title(trace: Trace) -> str:
+    return f"{trace.script or f'job {trace.job}'}, {_local_time(trace.written)}"
+
+
+def _local_time(written: str) -> str:
+    """Write a time as the clock of this host shows it; the file may hold anything."""
+    try:
+        return datetime.fromisoformat(written).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError):
+        return written
+
+
+def _data(findings: Findings, bars: Sequence[Bar]) -> dict[str, Any]:
     """Return what the script draws. Texts are indices into one list, because most repeat."""
+    trace = findings.trace
     texts: dict[str, int] = {}
 
     def packed(value: str | int | None) -> int | None:
         return texts.setdefault(value, len(texts)) if isinstance(value, str) else value
 
     rows: list[list[Any]] = [[] for _ in trace.ranks]
+    members: dict[int, set[int]] = {}
     for bar in bars:
         awaited = list(bar.missing) if bar.missing else bar.last
         record = [packed(getattr(bar.call, name)) for name in _FIELDS]
         rows[bar.rank].append([bar.begin, bar.length, bar.wait, bar.lane, awaited, *record])
+        members.setdefault(bar.call.group, set()).add(bar.rank)
     return {
         "job": trace.job,
-        "written": trace.written,
         "reason": trace.reason,
         "by": trace.by,
         "fields": ["begin", "length", "wait", "lane", "awaited", *_FIELDS],
         "texts": list(texts),
         "textual": ["verb", "dtype", "op", "call_site", "state"],
+        "groups": [
+            {"group": group, "ranks": rank_list(ranks)} for group, ranks in sorted(members.items())
+        ],
         "ranks": [
-            {"rank": rank.rank, "pid": rank.pid, "state": rank.state, "calls": rows[rank.rank]}
+            {
+                "rank": rank.rank,
+                "pid": rank.pid,
+                "state": rank.state,
+                "calls": rows[rank.rank],
+                **asdict(findings.activity[rank.rank]),
+            }
             for rank in trace.ranks
         ],
         "latest": [
             {"rank": one.last_rank, "group": one.group, "call": one.number, "late": one.late}
-            for one in lateness.latest(instances)
-        ],
-        "lateness": [
-            {"rank": rank, "calls": one.calls, "late": one.late}
-            for rank, one in lateness.totals(instances)[0].items()
+            for one in lateness.latest(findings.instances)
         ],
     }

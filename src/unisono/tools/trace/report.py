@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from unisono.core.trace import Record
+from unisono.tools import lateness
 from unisono.tools.calls import age_text, call_site, call_text, current_call, seconds_since
 from unisono.tools.formatting import NANOSECOND, duration, plain, plural, rank_list
+from unisono.tools.lateness import CollectiveInstance, Lateness
 from unisono.tools.table import table, wrap
-from unisono.tools.trace import lateness
 from unisono.tools.trace.findings import Findings
-from unisono.tools.trace.lateness import CollectiveInstance, Lateness
 
 __all__ = ["report"]
 
@@ -24,8 +24,10 @@ _Rows = list[Sequence[str]]
 def report(findings: Findings, columns: int) -> Iterator[str]:
     """Yield the lines, none of them wider than `columns`."""
     trace = findings.trace
+    script = f", {plain(trace.script)}" if trace.script else ""
     size = plural(len(trace.ranks), "rank")
-    yield from wrap(f"job {plain(trace.job)}, {size}, written {plain(trace.written)}", columns)
+    when = f"{'seen' if trace.by is None else 'written'} {plain(trace.written)}"
+    yield from wrap(f"job {plain(trace.job)}{script}, {size}, {when}", columns)
     for number, line in enumerate(trace.reason.splitlines()):
         prefix = f"rank {trace.by}: " if number == 0 else ""
         yield from wrap(prefix + plain(line), columns)
@@ -47,7 +49,8 @@ def _section(title: str, rows: _Rows, columns: int) -> Iterator[str]:
 
 
 def _rank_rows(findings: Findings) -> _Rows:
-    rows: _Rows = [("rank", "pid", "state", "call", "number", "at", "time", "waits for")]
+    titles = ("rank", "pid", "state", "waiting", "call", "number", "at", "time", "waits for")
+    rows: _Rows = [titles]
     for rank in findings.trace.ranks:
         call = current_call(rank.calls)
         cells = ("none", "", "", "")
@@ -55,7 +58,8 @@ def _rank_rows(findings: Findings) -> _Rows:
             age = age_text(call, seconds_since(call, findings.trace.clock))
             cells = (call_text(call), _call_number(call), call_site(call.call_site), age)
         missing = rank_list(findings.waits_for(rank))
-        rows.append((str(rank.rank), str(rank.pid), plain(rank.state), *cells, missing))
+        share = f"{findings.activity[rank.rank].waiting:.0%}"
+        rows.append((str(rank.rank), str(rank.pid), plain(rank.state), share, *cells, missing))
     return rows
 
 

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from unisono import _native
 from unisono.core.trace import RankReport, Record
 from unisono.errors import LaunchError
+from unisono.launch.process import is_stopped
+from unisono.tools.activity import Activity, activities
 from unisono.tools.calls import current_call, seconds_since
+from unisono.tools.lateness import instances
+from unisono.tools.program import Program, program_of
 
-__all__ = ["ALIVE", "RankStatus", "RunningJob", "running_jobs"]
+__all__ = ["ALIVE", "RankStatus", "RunningJob", "running_jobs", "select"]
 
 #: How the kernel names the memory of a job among the open files of a process.
 _MEMORY = "/memfd:unisono (deleted)"
@@ -35,13 +39,15 @@ class RankStatus:
     call: Record | None
     seconds: float | None
     waits_for: tuple[int, ...]  # world ranks
+    activity: Activity
 
 
 class RunningJob:
     """A running job seen from outside; `name` is what its launcher calls it, if it has one."""
 
-    def __init__(self, name: str, descriptor: int) -> None:
+    def __init__(self, name: str, program: Program, descriptor: int) -> None:
         self.name = name
+        self.program = program
         self._inspector = _native.JobInspector(descriptor)
 
     @property
@@ -49,21 +55,30 @@ class RunningJob:
         """The number of the job's ranks on this host."""
         return self._inspector.size
 
-    def ranks(self) -> list[RankStatus]:
-        """Look at the job, and return where each rank is now."""
-        found = self._inspector.snapshot()
+    def look(self) -> tuple[list[RankReport], int]:
+        """Return the last calls of all ranks, and the time of the look by the clock of the calls.
+
+        A rank that was read late may have records of calls that began after that time.
+        """
         clock = time.monotonic_ns()
         return [
-            _status(RankReport(rank, pid, state, [Record(*call) for call in calls], missing), clock)
-            for rank, (pid, state, calls, missing) in enumerate(found)
-        ]
+            RankReport(rank, pid, state, [Record(*call) for call in calls], missing)
+            for rank, (pid, state, calls, missing) in enumerate(self._inspector.snapshot())
+        ], clock
+
+    def ranks(self) -> list[RankStatus]:
+        """Look at the job, and return where each rank is now and what it did lately."""
+        found, clock = self.look()
+        now = time.monotonic_ns()
+        lately = activities(found, instances(found, clock), clock)
+        return [_status(rank, one, now) for rank, one in zip(found, lately, strict=True)]
 
     def pids(self) -> list[int]:
         """Return the processes of the ranks that run."""
         return [pid for pid, state, _, _ in self._inspector.snapshot() if pid and state in ALIVE]
 
 
-def _status(rank: RankReport, clock: int) -> RankStatus:
+def _status(rank: RankReport, activity: Activity, clock: int) -> RankStatus:
     call = current_call(rank.calls)
     seconds = None if call is None else seconds_since(call, clock)
     state = rank.state
@@ -71,9 +86,9 @@ def _status(rank: RankReport, clock: int) -> RankStatus:
     if state == "running":
         waits_for = _waits_for(rank, call)
         state = "waiting" if waits_for else "running"
-        if _is_stopped(rank.pid):
+        if is_stopped(rank.pid):
             state = "stopped"
-    return RankStatus(rank.rank, rank.pid, state, call, seconds, waits_for)
+    return RankStatus(rank.rank, rank.pid, state, call, seconds, waits_for, activity)
 
 
 def _waits_for(rank: RankReport, call: Record | None) -> tuple[int, ...]:
@@ -83,14 +98,6 @@ def _waits_for(rank: RankReport, call: Record | None) -> tuple[int, ...]:
         return tuple(rank.missing or ())
     # The peer of a message is a rank of its group; we can name it only if that is the world.
     return (call.peer,) if call.peer is not None and call.group == 0 else ()
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state in "Tt"
 
 
 def running_jobs() -> list[RunningJob]:
@@ -103,6 +110,12 @@ def running_jobs() -> list[RunningJob]:
     return sorted(found.values(), key=lambda job: job.name)
 
 
+def select(found: Sequence[RunningJob], wanted: str) -> list[RunningJob]:
+    """Return the jobs that have a rank with this pid, or else a name with this beginning."""
+    of_rank = [job for job in found if wanted in map(str, job.pids())]
+    return of_rank or [job for job in found if job.name.startswith(wanted)]
+
+
 def _found() -> Iterator[tuple[int, RunningJob]]:
     """Yield jobs with the inode number of their memory, which is unique on this host."""
     seen: set[int] = set()
@@ -110,7 +123,7 @@ def _found() -> Iterator[tuple[int, RunningJob]]:
         for descriptor in _memories(process):
             try:
                 number = os.fstat(descriptor).st_ino
-                job = None if number in seen else RunningJob(_name(process, number), descriptor)
+                job = None if number in seen else _job(process, number, descriptor)
             except LaunchError:
                 continue  # other memory of that name, or a job of another version
             finally:
@@ -118,6 +131,10 @@ def _found() -> Iterator[tuple[int, RunningJob]]:
             seen.add(number)
             if job is not None and job.pids():
                 yield number, job
+
+
+def _job(process: Path, number: int, descriptor: int) -> RunningJob:
+    return RunningJob(_name(process, number), program_of(int(process.name)), descriptor)
 
 
 def _processes() -> Iterator[Path]:

@@ -1,112 +1,16 @@
-"use strict";
 // Draws the timeline. Only what is visible is drawn, and neighbours that share a pixel are drawn as
-// one, so that dragging stays smooth with 64 ranks of 1024 calls each. Texts of the trace reach the
-// page only as text nodes.
-const data = JSON.parse(document.getElementById("data").textContent);
-const column = Object.fromEntries(data.fields.map((name, index) => [name, index]));
-const textual = new Set(data.textual);
-const verbs = ["all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "broadcast",
-  "scatter", "all_to_all", "send", "recv", "barrier", "split"];
-const lanesShown = 8;
-
-function read(call, name) {
-  const value = call[column[name]];
-  return textual.has(name) && value !== null ? data.texts[value] : value;
-}
-
-// ---- layout ------------------------------------------------------------------------------------
-
-const labelWidth = 86;
-const axisHeight = 26;
-const single = data.ranks.length <= 12 ? 26 : data.ranks.length <= 32 ? 19 : 14;
-let total = 0;
-let end = 1;
-const rows = data.ranks.map((rank) => {
-  let lanes = 1;
-  // The latest end so far. It never decreases, so a binary search finds long calls as well.
-  let reach = 0;
-  const reaches = rank.calls.map((call) => {
-    lanes = Math.max(lanes, Math.min(call[column.lane] + 1, lanesShown));
-    reach = Math.max(reach, call[column.begin] + call[column.length]);
-    return reach;
-  });
-  end = Math.max(end, reach);
-  const height = lanes === 1 ? single : 6 + lanes * Math.max(single * 0.65, 9);
-  const row = { rank, reaches, lanes, top: total, height, reach };
-  total += height;
-  return row;
-});
-const sameCall = new Map(); // group and call number: the records of all ranks
-for (const row of rows)
-  for (const call of row.rank.calls)
-    if (read(call, "call") !== null) {
-      const key = instanceKey(call);
-      if (!sameCall.has(key)) sameCall.set(key, []);
-      sameCall.get(key).push({ row, call });
-    }
-
-function instanceKey(call) {
-  return read(call, "call") === null ? null : read(call, "group") + ":" + read(call, "call");
-}
-
-function firstArrival(call) {
-  return Math.min(...sameCall.get(instanceKey(call)).map((one) => one.call[column.begin]));
-}
-
-function failed(call) {
-  const state = read(call, "state");
-  return state !== "running" && state !== "done";
-}
-
-function lost(rank) {
-  return !["running", "left", "starting"].includes(rank.state);
-}
-
-// ---- the window on the time axis ---------------------------------------------------------------
-
+// one, so that dragging stays smooth with 64 ranks of 1024 calls each.
 const axis = document.getElementById("axis");
 const canvas = document.getElementById("rows");
-const margin = 0.02;
-let from = -end * margin;
-let until = end * (1 + margin);
 let hovered = null;
 let colours = {};
-let width = 0;
-
-function x(time) {
-  return labelWidth + ((time - from) / (until - from)) * (width - labelWidth);
-}
-
-function timeAt(position) {
-  return from + ((position - labelWidth) / (width - labelWidth)) * (until - from);
-}
-
-function look(newFrom, newUntil) {
-  const span = Math.min(Math.max(newUntil - newFrom, 100), end * (1 + 2 * margin));
-  const lowest = -end * margin;
-  const highest = end * (1 + margin);
-  from = Math.min(Math.max(newFrom, lowest), highest - span);
-  until = from + span;
-  redraw();
-}
-
-function zoom(factor, around) {
-  look(around - (around - from) * factor, around + (until - around) * factor);
-}
-
-function showInstance(call) {
-  const calls = sameCall.get(instanceKey(call)) || [{ call }];
-  const first = Math.min(...calls.map((one) => one.call[column.begin]));
-  const last = Math.max(...calls.map((one) => one.call[column.begin] + one.call[column.length]));
-  const room = Math.max((last - first) * 0.15, 200);
-  look(first - room, last + room);
-}
-
-// ---- drawing -----------------------------------------------------------------------------------
+let narrow = false; // a phone
 
 function prepare(element, height) {
   const ratio = window.devicePixelRatio || 1;
   width = canvas.parentElement.clientWidth;
+  narrow = width < 520;
+  labelWidth = narrow ? 92 : 116;
   element.width = Math.round(width * ratio);
   element.height = Math.round(height * ratio);
   element.style.height = height + "px";
@@ -120,8 +24,17 @@ function prepare(element, height) {
 function readColours() {
   const style = getComputedStyle(document.documentElement);
   colours = {};
-  for (const name of [...verbs, "other", "back", "fore", "quiet", "line", "stripe", "bad"])
+  for (const name of [...verbs, "other", "back", "fore", "quiet", "line", "stripe", "bad", "wait"])
     colours[name] = style.getPropertyValue("--" + name).trim();
+}
+
+const subgroups = data.groups.map((one) => one.group).filter((group) => group !== 0);
+
+/// A colour for each subgroup; neighbours in the list are far apart on the colour wheel.
+function groupColour(group) {
+  const hue = (25 + subgroups.indexOf(group) * 137.5) % 360;
+  const dark = document.documentElement.classList.contains("dark");
+  return "hsl(" + hue + " 85% " + (dark ? 62 : 42) + "%)";
 }
 
 function colourOf(call) {
@@ -150,6 +63,7 @@ function draw() {
   stale = false;
   if (picture.height) screen.drawImage(picture, 0, 0, width, total);
   if (hovered) drawHovered(screen);
+  drawMap();
 }
 
 function drawPicture(pen) {
@@ -166,11 +80,25 @@ function drawPicture(pen) {
   pen.clip();
   for (const row of rows) drawRow(pen, row);
   pen.restore();
-  for (const row of rows) {
-    const bad = lost(row.rank);
-    pen.fillStyle = bad ? colours.bad : colours.fore;
-    pen.fillText("rank " + row.rank.rank + (bad ? " ✕" : ""), 8, row.top + row.height / 2);
+  for (const row of rows) drawLabel(pen, row);
+}
+
+/// The rank, and the share of the time that it waited, as a number and as a bar.
+function drawLabel(pen, row) {
+  const bad = lost(row.rank);
+  const middle = row.top + row.height / 2;
+  if (row.height >= 19) {
+    pen.fillStyle = colours.wait;
+    pen.globalAlpha = 0.4;
+    pen.fillRect(8, row.top + row.height - 4, (labelWidth - 14) * row.rank.waiting, 2.5);
+    pen.globalAlpha = 1;
   }
+  pen.fillStyle = bad ? colours.bad : colours.fore;
+  pen.fillText((narrow ? "" : "rank ") + row.rank.rank + (bad ? " ✕" : ""), 8, middle);
+  pen.fillStyle = colours.quiet;
+  pen.textAlign = "right";
+  pen.fillText(percent(row.rank.waiting), labelWidth - 6, middle);
+  pen.textAlign = "left";
 }
 
 function drawAxis() {
@@ -180,6 +108,10 @@ function drawAxis() {
   const step = power * [1, 2, 5, 10].find((one) => one * power >= rough);
   const ticks = [];
   pen.fillStyle = colours.quiet;
+  if (narrow) pen.fillText("rank", 8, axisHeight / 2);
+  pen.textAlign = "right";
+  pen.fillText("waiting", labelWidth - 6, axisHeight / 2);
+  pen.textAlign = "left";
   for (let tick = Math.ceil(from / step) * step; tick <= until; tick += step) {
     if (x(tick) < labelWidth) continue;
     ticks.push(tick);
@@ -193,7 +125,7 @@ function box(row, call) {
   const lane = Math.min(call[column.lane], lanesShown - 1);
   const height = (row.height - 6) / row.lanes;
   const left = x(call[column.begin]);
-  const right = x(call[column.begin] + call[column.length]);
+  const right = x(endOf(call));
   const gap = row.lanes > 1 ? 1 : 0;
   return { left, right, top: row.top + 3 + lane * height, height: height - gap };
 }
@@ -251,6 +183,12 @@ function drawCall(pen, row, call, place, bad) {
   pen.globalAlpha = 1;
   // A call stays visible however short it was.
   pen.fillRect(Math.min(met, right - 1), place.top, Math.max(right - met, 1), place.height);
+  const group = read(call, "group");
+  if (group !== 0) {
+    const band = Math.max(place.height * 0.2, 3);
+    pen.fillStyle = groupColour(group);
+    pen.fillRect(left, place.top + place.height - band, Math.max(right - left, 1), band);
+  }
   if (bad) {
     pen.fillStyle = colours.bad;
     pen.globalAlpha = 0.28;
@@ -291,7 +229,7 @@ function drawTriangle(pen, place) {
 function drawHovered(pen) {
   pen.strokeStyle = colours.fore;
   pen.lineWidth = 1.5;
-  for (const { row, call } of sameCall.get(instanceKey(hovered.call)) || [hovered]) {
+  for (const { row = hovered.row, call } of instanceOf(hovered.call)) {
     const place = box(row, call);
     const left = Math.max(place.left, labelWidth - 4);
     const span = Math.min(place.right, width + 4) - left;

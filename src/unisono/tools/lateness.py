@@ -8,13 +8,22 @@ by then.
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from unisono.core.trace import RankReport, Record
 
-__all__ = ["CollectiveInstance", "Lateness", "instances", "latest", "totals"]
+__all__ = [
+    "CollectiveInstance",
+    "Lateness",
+    "compared",
+    "instances",
+    "latest",
+    "totals",
+    "waiting_time",
+]
 
 _Key = TypeVar("_Key")
 
@@ -77,49 +86,52 @@ class Lateness:
         self.worst = max(self.worst, late)
 
 
-@dataclass
-class _GroupCalls:
-    members: set[int] = field(default_factory=set)
-    calls: dict[int, dict[int, Record]] = field(default_factory=dict)  # by number, by rank
+def instances(ranks: Sequence[RankReport], clock: int) -> list[CollectiveInstance]:
+    """Collect the collective calls that had begun at `clock`, in the order in which they began.
 
-
-def instances(ranks: Sequence[RankReport]) -> list[CollectiveInstance]:
-    """Collect all collective calls, in the order in which they began."""
-    groups: dict[int, _GroupCalls] = {}
+    Ranks are read one after the other, so only some of them have records of later calls.
+    """
+    members: dict[int, set[int]] = defaultdict(set)  # by group
+    calls: dict[tuple[int, int], dict[int, Record]] = defaultdict(dict)  # by group and number
+    awaited: dict[tuple[int, int], set[int]] = defaultdict(set)
     for rank in ranks:
+        waits = bool(rank.missing)
         for call in rank.calls:
             if call.call is None:
                 continue  # a point-to-point message
-            group = groups.setdefault(call.group, _GroupCalls())
-            group.members.add(rank.rank)
-            group.calls.setdefault(call.call, {})[rank.rank] = call
-    if 0 in groups:
-        groups[0].members = {rank.rank for rank in ranks}  # the world: ranks without calls too
-    found = [
-        _instance(group_number, number, calls, group.members, ranks)
-        for group_number, group in groups.items()
-        for number, calls in group.calls.items()
-    ]
+            members[call.group].add(rank.rank)
+            calls[call.group, call.call][rank.rank] = call
+            if waits and call.ended is None:
+                awaited[call.group, call.call].update(rank.missing or ())
+                waits = False  # later calls wait for the oldest one
+    if 0 in members:
+        members[0] = {rank.rank for rank in ranks}  # the world: ranks without calls too
+    found = []
+    for (group, number), records in calls.items():
+        ordered = dict(sorted(records.items(), key=lambda item: item[1].began))
+        begin = next(iter(ordered.values())).began
+        if begin > clock:
+            continue
+        absent = sorted(members[group] - set(records))
+        named = awaited.get((group, number), ())
+        missing = [rank for rank in absent if rank in named or _reaches_back(ranks[rank], begin)]
+        found.append(CollectiveInstance(group, number, ordered, tuple(missing), not absent))
     return sorted(found, key=lambda instance: instance.first_arrival)
-
-
-def _instance(
-    group: int,
-    number: int,
-    calls: dict[int, Record],
-    members: set[int],
-    ranks: Sequence[RankReport],
-) -> CollectiveInstance:
-    ordered = dict(sorted(calls.items(), key=lambda item: item[1].began))
-    begin = next(iter(ordered.values())).began
-    absent = sorted(members - set(calls))
-    missing = tuple(rank for rank in absent if _reaches_back(ranks[rank], begin))
-    return CollectiveInstance(group, number, ordered, missing, not absent)
 
 
 def _reaches_back(rank: RankReport, time: int) -> bool:
     """Tell whether the trace, which keeps only the last calls, has all calls since `time`."""
     return not rank.calls or rank.calls[0].sequence == 1 or rank.calls[0].began < time
+
+
+def waiting_time(call: Record, end: int, instance: CollectiveInstance | None) -> int:
+    """Return for how many nanoseconds a call waited for others; a receive does nothing else."""
+    length = end - call.began
+    if call.verb == "recv":
+        return length
+    if instance is None or len(instance.calls) + len(instance.missing) < 2:
+        return 0
+    return length if instance.missing else min(instance.last_arrival - call.began, length)
 
 
 def totals(
@@ -128,7 +140,7 @@ def totals(
     """Add the lateness up by rank and by source line, the worst first."""
     by_rank: dict[int, Lateness] = {}
     by_line: dict[str, Lateness] = {}
-    for instance in _counted(found):
+    for instance in compared(found):
         line = instance.calls[instance.last_rank].call_site or "an unknown line"
         by_rank.setdefault(instance.last_rank, Lateness()).add(instance.late)
         by_line.setdefault(line, Lateness()).add(instance.late)
@@ -137,11 +149,11 @@ def totals(
 
 def latest(found: Sequence[CollectiveInstance], count: int = 5) -> list[CollectiveInstance]:
     """Return the calls to which a rank came latest, the worst first."""
-    late = sorted(_counted(found), key=lambda instance: -instance.late)
+    late = sorted(compared(found), key=lambda instance: -instance.late)
     return [instance for instance in late[:count] if instance.late > 0]
 
 
-def _counted(found: Sequence[CollectiveInstance]) -> Iterator[CollectiveInstance]:
+def compared(found: Sequence[CollectiveInstance]) -> Iterator[CollectiveInstance]:
     """Yield the calls that all ranks of a group of several made."""
     return (one for one in found if one.complete and len(one.calls) > 1)
 
