@@ -32,9 +32,10 @@ struct Default {
 // is in a cache that its readers share, and what is stored from there can go past the cache: so
 // where many ranks read the same long part, it is staged too. Ranks that reduce gain where the
 // other sources are in memory and not in a cache: each is read once, and not stored again by its
-// owner. In all_reduce the second half is read from a cache, so many ranks stage what is not longer than
-// all caches. Where ranks share cores, a barrier is dear, and the direct way has one more than a part of one chunk. A slow kernel
-// (a virtual machine, mitigations) only pays where the cache is too small for staging.
+// owner. In all_reduce the second half is read from a cache, so many ranks stage what is not longer
+// than all caches. Where ranks share cores, a barrier is dear, and the direct way has one more than
+// a part of one chunk. A slow kernel (a virtual machine, mitigations) only pays where the cache is
+// too small for staging.
 constexpr Default defaults[] = {
     {Verb::broadcast, {64, 0, 0, 0, 0, 16384, 2048}, {32768}},
     {Verb::scatter, {32, 32, 32, 32, 64, 8192, 512}, {}},
