@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unisono.errors import LaunchError
+from unisono.launch.cores import bind_to
 
 __all__ = [
     "JobEnvironment",
@@ -124,12 +125,11 @@ def inherited(variables: Mapping[str, str], cores: set[int] | None) -> Iterator[
     before = {name: os.environ.get(name) for name in variables}
     cores_before = os.sched_getaffinity(0)
     os.environ.update(variables)
-    if cores is not None:
-        os.sched_setaffinity(0, cores)
+    bind_to(cores)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, cores_before)
+        bind_to(cores_before)
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
