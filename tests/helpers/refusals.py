@@ -14,9 +14,7 @@ import platform
 import struct
 import sys
 
-import pytest
-
-__all__ = ["CALLS", "can_refuse", "refuse", "refusing"]
+__all__ = ["CALLS", "CAN_REFUSE", "refuse", "refusing"]
 
 #: The number of each call, by machine.
 CALLS = {
