@@ -420,7 +420,7 @@ def _launcher(variable: str) -> int:
             if not any(line.startswith(f"{variable}=".encode()) for line in lines):
                 break
             # The name in brackets may hold anything; the parent is the second word after it.
-            pid = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            pid = int((process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     except OSError:
         pass
     return pid

@@ -89,7 +89,7 @@ def _waits_for(rank: RankReport, call: Record | None) -> tuple[int, ...]:
 
 def _is_stopped(pid: int) -> bool:
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except OSError:
         return False
     return state in "Tt"
