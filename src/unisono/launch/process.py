@@ -94,10 +94,8 @@ def die_with_parent(parent: int) -> None:
 def is_stopped(pid: int) -> bool:
     """Tell whether a process stands still, because of SIGSTOP, Ctrl-Z or a debugger."""
     try:
-        return (
-            Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-            in "Tt"
-        )
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a program of any name
+        return text.rpartition(")")[2].split()[0] in "Tt"
     except (OSError, IndexError):
         return False
 
