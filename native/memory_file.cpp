@@ -18,6 +18,7 @@ namespace unisono {
 
 namespace {
 
+constexpr std::size_t smallest_page = 4096;
 constexpr std::size_t unlimited = ~std::size_t{0} >> 2;  // if the kernel names no limit
 
 /// The number after `pattern` in a file of the kernel, or `otherwise`.
@@ -139,6 +140,8 @@ void lengthen(int fd, std::size_t bytes) {
     // sealed.
     while (pwrite(fd, "", 1, static_cast<off_t>(bytes - 1)) != 1)
         if (errno != EINTR) throw_no_memory(bytes, std::strerror(errno));
+    const std::size_t last = (bytes - 1) / smallest_page * smallest_page;
+    release_pages(fd, last, smallest_page);  // which the byte has taken
 }
 
 std::size_t length_of(int fd) {

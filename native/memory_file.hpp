@@ -52,7 +52,7 @@ void seal_length(int fd) noexcept;
 
 /// Makes the file at least so long, without pages: a rank that reads a slot or a cell that was
 /// never filled gets zeros, while it would get SIGBUS past the end of the file. Never makes it
-/// shorter. The last byte belongs to the caller.
+/// shorter. The last page belongs to the caller, who has not written to it yet.
 void lengthen(int fd, std::size_t bytes);
 
 std::size_t length_of(int fd);
