@@ -22,7 +22,7 @@ from unisono.core import environment, registry
 from unisono.engines import gaps
 from unisono.errors import LaunchError
 from unisono.tools.doctor import system_calls
-from unisono.tools.doctor.probe import Outcome, probe
+from unisono.tools.doctor.probe import ProbeOutcome, probe
 from unisono.tools.formatting import byte_size
 from unisono.tools.table import table, terminal_columns, wrap
 
@@ -94,7 +94,7 @@ def _engines() -> Iterator[tuple[str, dict[str, Any]]]:
     available = registry.available()
     outcomes = probe(name for name, reason in available.items() if reason is None)
     for name, missing in available.items():
-        outcome = outcomes.get(name, Outcome(missing, None))
+        outcome = outcomes.get(name, ProbeOutcome(missing, None))
         yield (
             name,
             {

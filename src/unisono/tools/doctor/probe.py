@@ -25,7 +25,7 @@ from unisono.launch.outcome import exit_text
 from unisono.launch.process import die_with_parent
 from unisono.tools.doctor.probe_rank import FAILED
 
-__all__ = ["Outcome", "probe"]
+__all__ = ["ProbeOutcome", "probe"]
 
 #: Seconds for all jobs; a busy host needs several to import torch four times.
 _DEADLINE = 60.0
@@ -49,7 +49,7 @@ _FOR_OPEN_MPI = {
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProbeOutcome:
     """How the job of an engine ended: `reason` is None if it did what it should.
 
     `seconds` is None if there was no job, because nothing here can start one.
@@ -59,25 +59,27 @@ class Outcome:
     seconds: float | None
 
 
-def probe(engines: Iterable[str]) -> dict[str, Outcome]:
+def probe(engines: Iterable[str]) -> dict[str, ProbeOutcome]:
     """Run a job on each of these engines; all of them at the same time."""
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, ProbeOutcome] = {}
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         jobs: dict[str, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
         for engine in engines:
             command = _command(engine)
             if command is None:
-                outcomes[engine] = Outcome("not tried: there is no mpiexec to start ranks", None)
+                outcomes[engine] = ProbeOutcome(
+                    "not tried: there is no mpiexec to start ranks", None
+                )
             else:
                 jobs[engine] = stack.enter_context(_job(command))
         while jobs:
             seconds = time.monotonic() - began
             for engine, (process, output) in list(jobs.items()):
                 if process.poll() is not None:
-                    outcomes[engine] = Outcome(_reason(process.returncode, output), seconds)
+                    outcomes[engine] = ProbeOutcome(_reason(process.returncode, output), seconds)
                 elif seconds > _DEADLINE:
-                    outcomes[engine] = Outcome(f"no answer in {_DEADLINE:g} s", seconds)
+                    outcomes[engine] = ProbeOutcome(f"no answer in {_DEADLINE:g} s", seconds)
                 else:
                     continue
                 del jobs[engine]
