@@ -143,7 +143,7 @@ def test_a_job_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     stop = "import os, signal; print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
     monkeypatch.setattr(probe, "_command", lambda engine: [sys.executable, "-c", stop])
     outcomes = probe.probe(["shm"])
-    assert outcomes["shm"].reason == "no answer in 0.2 s"
+    assert str(outcomes["shm"].reason).startswith("two ranks gave no answer in ")
 
 
 def test_doctor_leaves_nothing_when_it_is_killed(tmp_path: Path) -> None:

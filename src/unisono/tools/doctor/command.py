@@ -114,7 +114,10 @@ def _verdict(engines: dict[str, Any], refused: dict[str, str]) -> dict[str, Any]
         if not answer["runs"] and (answer["seconds"] is not None or name == _DEFAULT_ENGINE)
     }
     if failed:
-        reasons = "; ".join(f"engine {name}: {reason}" for name, reason in failed.items())
+        causes: dict[str, list[str]] = {}
+        for name, reason in failed.items():
+            causes.setdefault(reason, []).append(name)
+        reasons = "; ".join(f"engine {', '.join(own)}: {cause}" for cause, own in causes.items())
         calls = f" (the kernel refuses {', '.join(refused)})" if refused else ""
         return {"verdict": f"not fine: {reasons}{calls}", "fine": False}
     ran = ", ".join(name for name, answer in engines.items() if answer["runs"])

@@ -32,6 +32,10 @@ _DEADLINE = 60.0
 #: Seconds for a call, so that its own error comes first.
 _CALL_TIMEOUT = 45
 _POLL = 0.02
+_NO_ANSWER = (
+    f"two ranks gave no answer in {_DEADLINE:g} s; `unisono run -n 2 --timeout 10 SCRIPT` with this "
+    "engine shows where they wait"
+)
 _RANK = "unisono.tools.doctor.probe_rank"
 #: Variables by which we may be a rank of another job, which these jobs must not join.
 _OF_LAUNCHERS = re.compile(
@@ -79,7 +83,7 @@ def probe(engines: Iterable[str]) -> dict[str, ProbeOutcome]:
                 if process.poll() is not None:
                     outcomes[engine] = ProbeOutcome(_reason(process.returncode, output), seconds)
                 elif seconds > _DEADLINE:
-                    outcomes[engine] = ProbeOutcome(f"no answer in {_DEADLINE:g} s", seconds)
+                    outcomes[engine] = ProbeOutcome(_NO_ANSWER, seconds)
                 else:
                     continue
                 del jobs[engine]
