@@ -33,8 +33,8 @@ _DEADLINE = 60.0
 _CALL_TIMEOUT = 45
 _POLL = 0.02
 _NO_ANSWER = (
-    f"two ranks gave no answer in {_DEADLINE:g} s; `unisono run -n 2 --timeout 10 SCRIPT` with this "
-    "engine shows where they wait"
+    f"two ranks gave no answer in {_DEADLINE:g} s; `unisono run -n 2 --timeout 10 SCRIPT` with "
+    "this engine shows where they wait"
 )
 _RANK = "unisono.tools.doctor.probe_rank"
 #: Variables by which we may be a rank of another job, which these jobs must not join.
@@ -135,7 +135,8 @@ def _reason(code: int, output: IO[bytes]) -> str | None:
     """Say why a job failed, from what its ranks and its launcher wrote."""
     output.seek(0)
     lines = [line.strip() for line in output.read().decode(errors="replace").splitlines()]
-    told = [line.partition(FAILED)[2] for line in lines if FAILED in line]
+    # Rank 0 first, because at the start it tells the others why there is no job.
+    told = [line.partition(FAILED)[2] for line in sorted(lines) if FAILED in line]
     if code == 0 and not told:
         return None
     # A rank that has lost a peer is not the cause.
