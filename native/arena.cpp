@@ -1,14 +1,9 @@
-// native/arena.cpp: create, map and commit the job's memory; find out who is alive.
+// native/arena.cpp: lay out, map and commit the job's memory; find out who is alive.
 #include "arena.hpp"
 
-#include <fcntl.h>
-#include <linux/falloc.h>
-#include <poll.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,95 +14,7 @@
 #include <new>
 #include <string>
 
-#include "process.hpp"
-
 namespace unisono {
-
-namespace {
-
-constexpr std::size_t unlimited = ~std::size_t{0} >> 2;  // if the kernel names no limit
-
-/// The number after `pattern` in a file of the kernel, or `otherwise`.
-std::size_t read_number(const std::string& path, const char* pattern, std::size_t otherwise) {
-    std::size_t number = otherwise;
-    if (std::FILE* file = std::fopen(path.c_str(), "r")) {
-        char line[256];
-        while (std::fgets(line, sizeof line, file) != nullptr)
-            if (std::sscanf(line, pattern, &number) == 1) break;
-        std::fclose(file);
-    }
-    return number;
-}
-
-/// What the memory limit of our control group leaves, for both versions of control groups; the page
-/// cache does not count, because the kernel can drop it. At that limit the kernel does not return
-/// an error, it kills the process: so we check first.
-std::size_t available_in_control_group() {
-    std::size_t left = unlimited;
-    std::FILE* file = std::fopen("/proc/self/cgroup", "r");
-    if (file == nullptr) return left;
-    char line[512], path[400];
-    while (std::fgets(line, sizeof line, file) != nullptr) {
-        std::string folder = "/sys/fs/cgroup";
-        const bool second = std::sscanf(line, "0::%399s", path) == 1;
-        if (!second && std::sscanf(line, "%*d:memory:%399s", path) != 1) continue;
-        folder += second ? path : std::string("/memory") + path;
-        const std::size_t limit = read_number(
-            folder + (second ? "/memory.max" : "/memory.limit_in_bytes"), "%zu", unlimited);
-        const std::size_t used =
-            read_number(folder + (second ? "/memory.current" : "/memory.usage_in_bytes"), "%zu", 0);
-        const std::size_t cache = read_number(
-            folder + "/memory.stat", second ? "inactive_file %zu" : "total_inactive_file %zu", 0);
-        left = std::min(left, limit + cache > used ? limit + cache - used : 0);
-    }
-    std::fclose(file);
-    return left;
-}
-
-/// Memory that is still available, in bytes.
-std::size_t available_memory() {
-    const std::size_t host = read_number("/proc/meminfo", "MemAvailable: %zu kB", unlimited >> 10)
-                             << 10;
-    return std::min(host, available_in_control_group());
-}
-
-[[noreturn]] void throw_no_memory(std::size_t bytes, const char* reason) {
-    const double needed = static_cast<double>(bytes) / (1 << 20);
-    throw Failure(FailureKind::memory,
-                  format("%.*f MiB of shared memory are needed, but %s (%.1f MiB are available); "
-                         "free memory, raise the memory limit of the container or of the user "
-                         "(ulimit -f, cgroup memory.max), or start fewer ranks",
-                         needed < 1 ? 3 : 1, needed, reason,
-                         static_cast<double>(available_memory()) / (1 << 20)));
-}
-
-[[noreturn]] void throw_system_error(const char* what) {
-    throw Failure(FailureKind::system, format("%s failed: %s", what, std::strerror(errno)));
-}
-
-void commit_pages(int fd, std::size_t offset, std::size_t bytes) {
-    Arena::check_available(bytes);
-    for (;;) {
-        if (fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0) return;
-        if (errno != EINTR) throw_no_memory(bytes, std::strerror(errno));
-    }
-}
-
-/// Makes the file at least so long, without pages: a rank that reads a slot or a cell that was
-/// never filled gets zeros, while it would get SIGBUS past the end of the file.
-void lengthen(int fd, std::size_t bytes) {
-    // EPERM: the file is longer already, and sealed against shrinking.
-    if (ftruncate(fd, static_cast<off_t>(bytes)) != 0 && errno != EPERM)
-        throw_no_memory(bytes, std::strerror(errno));
-}
-
-std::size_t length_of(int fd) {
-    struct stat file{};
-    if (fstat(fd, &file) != 0) throw_system_error("fstat");
-    return static_cast<std::size_t>(file.st_size);
-}
-
-}  // namespace
 
 ArenaLayout::ArenaLayout(int size) {
     const auto n = static_cast<std::size_t>(size);
@@ -122,27 +29,16 @@ ArenaLayout::ArenaLayout(int size) {
     world = round_up(rings + n * n * Arena::ring_cells * cell, std::size_t{2} << 20);
 }
 
-Mapping::Mapping(int fd, std::size_t offset, std::size_t bytes, bool writable) : bytes_(bytes) {
-    void* address = mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED,
-                         fd, static_cast<off_t>(offset));
-    if (address == MAP_FAILED) throw_system_error("mapping shared memory");
-    data_ = static_cast<std::byte*>(address);
-}
-
-Mapping::~Mapping() { munmap(data_, bytes_); }
-
 int Arena::create(int size) {
     if (size < 1 || size > max_ranks)
         throw Failure(FailureKind::system,
                       format("%d ranks on one host; 1 to %d are possible", size, max_ranks));
-    const int fd = memfd_create("unisono", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0) throw_system_error("memfd_create");
+    const int fd = create_memory_file();
     try {
         const ArenaLayout layout(size);
-        commit_pages(fd, 0, layout.logs);
         lengthen(fd, layout.world);
-        // Nobody can shrink the file, which would be SIGBUS for the others.
-        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK);
+        commit_pages(fd, 0, layout.logs);
+        seal_length(fd);
         Mapping mapping(fd, 0, layout.logs);
         auto* header = new (mapping.data()) JobHeader{};
         for (int rank = 0; rank < size; ++rank)
@@ -189,11 +85,7 @@ Arena::Arena(int fd) : Arena(fd, AdoptFd{}) {
     probe_words_.resize(static_cast<std::size_t>(size_));
 }
 
-Arena::~Arena() {
-    for (const int handle : handles_)
-        if (handle >= 0) close(handle);
-    close(fd_);
-}
+Arena::~Arena() { close(fd_); }
 
 void Arena::register_rank(int rank) {
     if (rank < 0 || rank >= size_)
@@ -263,9 +155,7 @@ void Arena::open_handles(int rank) {
         log(peer).attach(reinterpret_cast<LogMemory*>(base_->data() + layout.logs +
                                                       static_cast<std::size_t>(peer) * layout.log));
         const bool ourselves = peer == rank || pid == getpid();
-        const long handle = ourselves ? -1 : syscall(SYS_pidfd_open, pid, 0);
-        if (!ourselves && handle < 0 && errno != ESRCH) throw_system_error("pidfd_open");
-        handles_.push_back(ourselves ? -1 : handle < 0 ? -2 : static_cast<int>(handle));
+        handles_.push_back(ourselves ? ProcessHandle{} : ProcessHandle(pid, other.started));
     }
     // All ranks see the same masks, so all get the same answer.
     for (int one = 0; one < size_; ++one) {
@@ -307,10 +197,6 @@ std::size_t Arena::allocate(std::size_t bytes) {
     return offset;
 }
 
-void Arena::check_available(std::size_t bytes) {
-    if (bytes > available_memory()) throw_no_memory(bytes, "too little is available");
-}
-
 void Arena::commit(std::size_t offset, std::size_t bytes) {
     // The file has its full length from the start, so the kernel does not see it grow, and does not
     // enforce the user's limit (ulimit -f). We do.
@@ -322,8 +208,7 @@ void Arena::commit(std::size_t offset, std::size_t bytes) {
 }
 
 void Arena::release(std::size_t offset, std::size_t bytes) noexcept {
-    fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
-              static_cast<off_t>(bytes));
+    release_pages(fd_, offset, bytes);
 }
 
 void Arena::check_group_offset(std::size_t offset, std::size_t bytes) const {
@@ -368,11 +253,7 @@ void Arena::extend_view(std::uint64_t offset, std::size_t bytes) {
 }
 
 bool Arena::alive(int rank) noexcept {
-    const int handle = rank < static_cast<int>(handles_.size()) ? handles_[rank] : -1;
-    if (handle == -1) return true;
-    if (handle == -2) return false;
-    pollfd poller{handle, POLLIN, 0};  // readable once the process has ended, reaped or not
-    return poll(&poller, 1, 0) == 0;
+    return rank >= static_cast<int>(handles_.size()) || handles_[rank].alive();
 }
 
 void Arena::announce_exit(int rank) noexcept {
@@ -392,15 +273,10 @@ std::string Arena::exit_reason(int rank) {
         return other.exiting.load(std::memory_order_relaxed) != 0
                    ? "is exiting; its exit status is not known yet"
                    : "is lost";
-    const pid_t pid = other.pid.load(std::memory_order_relaxed);
     // The status is gone when the parent has reaped the process (before Linux 6.15). So the first
     // rank that learns it publishes it. Relaxed: nothing else depends on this word.
     if (other.ended.load(std::memory_order_relaxed) == 0) {
-        const int handle = rank < static_cast<int>(handles_.size()) ? handles_[rank] : -1;
-        const ProcessState process = read_process_state(pid);
-        std::optional<int> status;
-        if (process.state == 'Z' && process.started == other.started) status = process.status;
-        if (!status && handle >= 0) status = exit_status_of(handle);
+        const std::optional<int> status = handles_[rank].exit_status();
         std::uint64_t unknown = 0;
         if (status)
             other.ended.compare_exchange_strong(

@@ -1,6 +1,6 @@
 // native/arena.hpp: the memory that the ranks of one host share, and the processes that use it.
 //
-// One memfd for each job; it never has a name, so nothing can be left behind. Its parts:
+// One file for each job; it never has a name, so nothing can be left behind. Its parts:
 //
 //   JobHeader            size of the world, the next free offset, the next group number
 //   RankInfo[size]       one for each rank: pid, session, cores, doorbell for messages
@@ -25,6 +25,8 @@
 #include <vector>
 
 #include "log.hpp"
+#include "memory_file.hpp"
+#include "process.hpp"
 #include "single_copy.hpp"
 #include "wait.hpp"
 
@@ -85,23 +87,6 @@ struct ArenaLayout {
 inline constexpr std::uint64_t arena_magic = 0x6f6e6f73696e75;  // "unisono"
 inline constexpr std::uint32_t arena_layout_version = 5;
 
-/// A part of the memfd, mapped into this process.
-class Mapping {
-public:
-    /// `writable` says whether we may change it.
-    Mapping(int fd, std::size_t offset, std::size_t bytes, bool writable = true);
-    ~Mapping();
-    Mapping(const Mapping&) = delete;
-    Mapping& operator=(const Mapping&) = delete;
-
-    std::byte* data() const noexcept { return data_; }
-    std::size_t bytes() const noexcept { return bytes_; }
-
-private:
-    std::byte* data_;
-    std::size_t bytes_;
-};
-
 /// The job's memory as one process sees it. Thread-safe. Ranks that are threads may share one.
 class Arena {
 public:
@@ -120,7 +105,7 @@ public:
     /// Publishes that this rank has left the job, for good.
     void leave(int rank) noexcept;
 
-    /// Opens a pidfd for every other rank's process, chooses how to wait, and finds out whether
+    /// Opens a handle on every other rank's process, chooses how to wait, and finds out whether
     /// this rank can read the memory of all others. All ranks have registered.
     void connect_peers(int rank);
 
@@ -162,9 +147,6 @@ public:
 
     /// Reserves an offset for a new group, and makes the file long enough for it.
     std::size_t allocate(std::size_t bytes);
-
-    /// Throws Failure(memory), with sizes, if the host has not so much left.
-    static void check_available(std::size_t bytes);
 
     /// Asks the kernel for pages; throws Failure(memory), with sizes, if there are none.
     void commit(std::size_t offset, std::size_t bytes);
@@ -266,8 +248,8 @@ private:
     SpinPolicy spin_policy_;
     bool oversubscribed_ = false;
     bool spare_cores_ = true;
-    std::vector<int> handles_;  ///< by rank: a pidfd, -1 for this process, -2 if it had ended
-    std::vector<pid_t> pids_;   ///< by rank: a copy, so that no other process is ever read
+    std::vector<ProcessHandle> handles_;  ///< by rank
+    std::vector<pid_t> pids_;  ///< by rank: a copy, so that no other process is ever read
     std::vector<std::uint64_t> probe_words_;  ///< by rank, for peers to read
     std::mutex mutex_;                        ///< guards handles_, mappings_ and views_
     std::map<std::size_t, std::weak_ptr<Mapping>> mappings_;

@@ -19,10 +19,6 @@ constexpr std::size_t smallest_segment = std::size_t{64} << 20;
 constexpr std::size_t most_kept = std::size_t{64} << 20;
 constexpr std::size_t most = std::size_t{1} << 50;  // more than any host has
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-
 }  // namespace
 
 /// A part of the file that one heap has, mapped at an address that stays.
@@ -105,7 +101,7 @@ void* Heap::take(std::size_t bytes, bool zeroed) {
     }
     std::uintptr_t address = take_range(bytes);
     if (address == 0) {
-        arena_->check_available(bytes);  // first: a segment is never given back
+        check_available(bytes);  // first: a segment is never given back
         add_segment(bytes);
         address = take_range(bytes);
     }

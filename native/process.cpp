@@ -2,14 +2,19 @@
 #include "process.hpp"
 
 #include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
 #include <sys/ioctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "types.hpp"
 
@@ -54,10 +59,43 @@ ProcessState read_process_state(pid_t pid) noexcept {
     return process;
 }
 
-std::optional<int> exit_status_of(int pidfd) noexcept {
+ProcessHandle::ProcessHandle(pid_t pid, std::uint64_t started) noexcept
+    : pid_(pid), started_(started), pidfd_(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))) {
+    had_ended_ = pidfd_ < 0 && errno == ESRCH;
+}
+
+ProcessHandle::ProcessHandle(ProcessHandle&& other) noexcept
+    : pid_(other.pid_),
+      started_(other.started_),
+      pidfd_(std::exchange(other.pidfd_, -1)),
+      had_ended_(other.had_ended_) {}
+
+ProcessHandle::~ProcessHandle() {
+    if (pidfd_ >= 0) close(pidfd_);
+}
+
+bool ProcessHandle::alive() const noexcept {
+    if (pid_ == 0) return true;
+    if (had_ended_) return false;
+    if (pidfd_ >= 0) {
+        pollfd poller{pidfd_, POLLIN, 0};  // readable once the process has ended, reaped or not
+        return poll(&poller, 1, 0) == 0;
+    }
+    const ProcessState process = read_process_state(pid_);
+    // Without an answer it is gone, or there is no /proc.
+    if (process.state == 0) return kill(pid_, 0) == 0 || errno != ESRCH;
+    const bool ended = process.state == 'Z' || process.state == 'X';
+    return !ended && process.started == started_;
+}
+
+std::optional<int> ProcessHandle::exit_status() const noexcept {
+    if (pid_ == 0) return std::nullopt;
+    const ProcessState process = read_process_state(pid_);
+    if (process.state == 'Z' && process.started == started_) return process.status;
     PidfdInfo info{};
     info.mask = info_exit;
-    if (ioctl(pidfd, _IOWR(0xff, 11, PidfdInfo), &info) != 0 || (info.mask & info_exit) == 0)
+    if (pidfd_ < 0 || ioctl(pidfd_, _IOWR(0xff, 11, PidfdInfo), &info) != 0 ||
+        (info.mask & info_exit) == 0)
         return std::nullopt;
     return info.exit_code;
 }

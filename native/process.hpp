@@ -21,9 +21,31 @@ struct ProcessState {
 /// Reads the state of a process; `state` is 0 if there is none that we can see.
 ProcessState read_process_state(pid_t pid) noexcept;
 
-/// The exit status of the process of a pidfd, if the kernel still knows it after its parent has
-/// reaped it (Linux 6.15).
-std::optional<int> exit_status_of(int pidfd) noexcept;
+/// Tells whether another process has ended, and how. Where the kernel refuses pidfd_open, it reads
+/// /proc instead.
+class ProcessHandle {
+public:
+    /// This process, which has not ended.
+    ProcessHandle() noexcept = default;
+    /// Another one, which was started at this time (`ProcessState::started`).
+    ProcessHandle(pid_t pid, std::uint64_t started) noexcept;
+    ProcessHandle(ProcessHandle&& other) noexcept;
+    ProcessHandle& operator=(ProcessHandle&&) = delete;
+    ~ProcessHandle();
+
+    /// Whether the process exists. A stopped process does; one that nobody has reaped does not.
+    bool alive() const noexcept;
+
+    /// The status as wait() returns it, if the process has ended and the kernel still knows it:
+    /// before its parent has reaped it, and later since Linux 6.15.
+    std::optional<int> exit_status() const noexcept;
+
+private:
+    pid_t pid_ = 0;  ///< 0: this process
+    std::uint64_t started_ = 0;
+    int pidfd_ = -1;          ///< -1: refused, or not needed
+    bool had_ended_ = false;  ///< before we looked for the first time
+};
 
 /// "killed by SIGKILL" or "exited with code 3", from a status as wait() returns it.
 std::string describe_exit_status(int status);

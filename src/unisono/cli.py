@@ -13,6 +13,7 @@ from typing import NoReturn
 import unisono
 from unisono.errors import UnisonoError
 from unisono.launch.job_spec import split_at_colons
+from unisono.launch.output.plain_text import use_plain_text
 
 __all__ = ["main"]
 
@@ -51,6 +52,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 fine, 1 found something, 2 wrong usage."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    use_plain_text()
     parser = _Parser(prog="unisono", description="Collectives in PyTorch's dialect or MindSpore's.")
     parser.add_argument("--version", action="version", version=f"unisono {unisono.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)

@@ -81,15 +81,15 @@ def _rights() -> tuple[tuple[str, ...], str | None]:
     return (), f"{who} may not make namespaces here: {failures[0]}; with --user: {failures[1]}"
 
 
-def own_memory() -> list[str]:
+def own_memory(mount: str = "-t tmpfs tmpfs") -> list[str]:
     """Run what follows with a /dev/shm of its own, where that is allowed; it goes with the job.
 
     MPI's ranks leave files there when they are killed.
     """
     if why_not() is not None:
         return []
-    mount = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
-    return ["unshare", *_rights()[0], "--mount", "sh", "-c", mount, "sh"]
+    command = f'mount {mount} /dev/shm && exec "$@"'
+    return ["unshare", *_rights()[0], "--mount", "sh", "-c", command, "sh"]
 
 
 def _tool(name: str) -> str | None:

@@ -160,7 +160,8 @@ def faces_table(engine: str) -> dict[str, list[float | None]]:
     """The numbers of each row, without the cells that are always empty; None for a dash."""
     done = call("faces", "--engine", engine)
     assert done.returncode == 0, done.stderr
-    title, kinds, *rows = done.stdout.splitlines()
+    title, kinds, *rows, blank, load = done.stdout.splitlines()
+    assert blank == "" and "other programs used" in load
     assert title == f"all_reduce of 8 bytes, 2 ranks, engine {engine}; µs per call"
     assert kinds.split() == ["numpy", "over", "core", "torch", "over", "core"]
     width = max(map(len, faces.WAYS))

@@ -65,7 +65,8 @@ def test_table() -> None:
     pytest.importorskip("torch")
     done = call()
     assert done.returncode == 0, done.stderr
-    title, legend, heads, *rows = done.stdout.splitlines()
+    title, legend, heads, *rows, _blank, load = done.stdout.splitlines()
+    assert "other programs used" in load
     assert legend == "share: the part of the step that is communication"
     assert title.startswith("a step of DistributedDataParallel, 2 ranks, 32 samples each, float32")
     heads = heads.replace("no sync", "floor").split()

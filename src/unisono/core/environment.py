@@ -165,12 +165,12 @@ def given_secret(environ: Mapping[str, str] = os.environ) -> bytes:
 def tell_supervisor(report: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> None:
     """Add a line of JSON to what our supervisor knows of this rank, if it has a file for that.
 
-    UNISONO_REPORT is the path and the name of a memory file of the supervisor. In a container the
-    same path may be another file, so the name must be right.
+    UNISONO_REPORT is the path of a file of the supervisor, and the name that the kernel shows for
+    it. In a container the same path may be another file, so the name must be right.
     """
     path, _, name = environ.get("UNISONO_REPORT", "").partition(" ")
     with contextlib.suppress(OSError):
-        if path and str(Path(path).readlink()) == f"/memfd:{name} (deleted)":
+        if path and str(Path(path).readlink()) == name:
             with open(path, "ab") as file:
                 file.write(json.dumps(report).encode() + b"\n")
 
@@ -420,7 +420,7 @@ def _launcher(variable: str) -> int:
             if not any(line.startswith(f"{variable}=".encode()) for line in lines):
                 break
             # The name in brackets may hold anything; the parent is the second word after it.
-            pid = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            pid = int((process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     except OSError:
         pass
     return pid

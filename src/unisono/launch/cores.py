@@ -8,6 +8,7 @@ under NumPy start as many threads as a process has cores.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from unisono.errors import ArgumentError
 
-__all__ = ["BINDINGS", "allowed_cores", "core_blocks", "divide"]
+__all__ = ["BINDINGS", "allowed_cores", "bind_to", "core_blocks", "divide"]
 
 #: How ranks can be bound: each to an equal share of the cores, each to one core, or not at all.
 BINDINGS = ("share", "core", "none")
@@ -56,6 +57,17 @@ def divide(cores: Sequence[Sequence[int]], n: int, bind: str) -> list[set[int]] 
         {thread for core in units[rank * share : (rank + 1) * share] for thread in core}
         for rank in range(n)
     ]
+
+
+def bind_to(cores: set[int] | None) -> None:
+    """Bind this process to these processors, if there are any and the kernel lets us.
+
+    A rank that is not bound is slower at worst, so a refusal (seccomp, a cpuset that has changed)
+    is no error; `unisono doctor` tells of it.
+    """
+    if cores:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, cores)
 
 
 def allowed_cores(processors: Path = _PROCESSORS) -> list[list[int]]:

@@ -72,7 +72,7 @@ def check_patch(framework: str, python: str) -> str:
 
     _module_for(framework)
     question = [python, "-c", _QUESTION, framework]
-    asked = subprocess.run(question, capture_output=True, text=True, check=False)
+    asked = subprocess.run(question, capture_output=True, text=True, errors="replace", check=False)
     if asked.returncode != 0:
         reason = asked.stderr.strip().rpartition("\n")[2]
         raise LaunchError(f"cannot patch {framework}: {reason} in {python}")

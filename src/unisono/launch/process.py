@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unisono.errors import LaunchError
+from unisono.launch.cores import bind_to
 
 __all__ = [
     "JobEnvironment",
@@ -93,7 +94,8 @@ def die_with_parent(parent: int) -> None:
 def is_stopped(pid: int) -> bool:
     """Tell whether a process stands still, because of SIGSTOP, Ctrl-Z or a debugger."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")  # a program of any name
+        return text.rpartition(")")[2].split()[0] in "Tt"
     except (OSError, IndexError):
         return False
 
@@ -124,12 +126,11 @@ def inherited(variables: Mapping[str, str], cores: set[int] | None) -> Iterator[
     before = {name: os.environ.get(name) for name in variables}
     cores_before = os.sched_getaffinity(0)
     os.environ.update(variables)
-    if cores is not None:
-        os.sched_setaffinity(0, cores)
+    bind_to(cores)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, cores_before)
+        bind_to(cores_before)
         for name, value in before.items():
             if value is None:
                 del os.environ[name]

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.errors import LaunchError
-from unisono.launch.cores import core_blocks
+from unisono.launch.cores import bind_to, core_blocks
 from unisono.launch.outcome import (
     Blame,
     ErrorSummary,
@@ -162,8 +162,7 @@ class Supervisor:
 
         def prepare() -> None:
             die_with_parent(parent)
-            if cores is not None:
-                os.sched_setaffinity(0, cores)
+            bind_to(cores)
             # Whatever we inherited or set for ourselves. SIGHUP stays: nohup is for the ranks too.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)

@@ -7,6 +7,7 @@ user. We open such a file for reading only and never map it, so the job is not a
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ from unisono.tools.program import Program, program_of
 
 __all__ = ["ALIVE", "RankStatus", "RunningJob", "running_jobs", "select"]
 
-#: How the kernel names the memory of a job among the open files of a process.
-_MEMORY = "/memfd:unisono (deleted)"
+#: How the kernel names the memory of a job among the open files of a process; the second way is
+#: that of a file without a name, where memfd_create is refused.
+_MEMORY = re.compile(r"/memfd:unisono \(deleted\)|/dev/shm/#\d+ \(deleted\)")
 #: The states of ranks that still belong to their job.
 ALIVE = ("starting", "running", "waiting", "stopped")
 
@@ -155,7 +157,7 @@ def _memories(process: Path) -> Iterator[int]:
         return  # it has ended, or does not let us look
     for link in links:
         try:
-            if str(link.readlink()) != _MEMORY:
+            if _MEMORY.fullmatch(str(link.readlink())) is None:
                 continue
             # Not blocking, because a pipe could have the name of our memory.
             descriptor = os.open(link, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

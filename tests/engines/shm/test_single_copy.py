@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 import signal
 import time
 
 import pytest
 
 from tests.helpers.jobs import Ranks
+from tests.helpers.refusals import CAN_REFUSE
 from tests.helpers.start_cases import START, check_started
 from tests.helpers.thorough import essential, essential_rows
 
@@ -34,23 +34,9 @@ say(done=done)
 
 #: Rank 1 alone may not read: what a container that forbids the system call does.
 REFUSED = """
-import ctypes, struct
+from tests.helpers.refusals import refuse
 if rank == 1:
-    number = {"x86_64": 310, "aarch64": 270}[os.uname().machine]
-    program = b"".join(
-        struct.pack("HBBI", *step)
-        for step in (
-            (0x20, 0, 0, 0),  # load the number of the call
-            (0x15, 0, 1, number),  # process_vm_readv?
-            (0x06, 0, 0, 0x00050001),  # return EPERM
-            (0x06, 0, 0, 0x7FFF0000),  # allow
-        )
-    )
-    memory = ctypes.create_string_buffer(program)
-    filter = struct.pack("HxxxxxxQ", 4, ctypes.addressof(memory))
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
-    assert libc.prctl(22, 2, ctypes.c_char_p(filter), 0, 0) == 0, ctypes.get_errno()
+    refuse(["process_vm_readv"], 1)  # EPERM
 """
 
 #: The root broadcasts memory that nobody can read: only a peer that tries to finds out.
@@ -121,9 +107,7 @@ def test_every_verb_either_way(ranks: int, bytes_from: str) -> None:
         assert job.read_all() == [{"done": 95}] * ranks
 
 
-@pytest.mark.skipif(
-    platform.machine() not in ("x86_64", "aarch64"), reason="knows no number of the call here"
-)
+@pytest.mark.skipif(not CAN_REFUSE, reason="knows no number of the call here")
 def test_a_rank_that_may_not_read_is_no_error() -> None:
     with Ranks(3, REFUSED + EVERY_VERB, UNISONO_SINGLE_COPY="1") as job:
         assert job.read_all() == [{"done": 95}] * 3

@@ -34,7 +34,8 @@ def unavailable() -> str | None:
 
 @functools.cache
 def _probe() -> str | None:
-    done = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True)
+    command = [sys.executable, "-c", _PROBE]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if done.returncode == 0:
         return None
     said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]

@@ -90,7 +90,7 @@ def _hash(text: str) -> bytes:
 def _start_time(pid: int) -> str:
     """When a process started, because its number may be used again."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return ""
     return stat.rpartition(")")[2].split()[19]

@@ -26,6 +26,7 @@ from unisono.launch.cores import allowed_cores
 from unisono.tools.bench import plot, report
 from unisono.tools.bench.arguments import STDOUT, parse_size, split_names, write_json
 from unisono.tools.bench.environments import given_pythons, peer_python
+from unisono.tools.bench.load import LoadMeter, spread
 from unisono.tools.bench.peers import PACKAGES, peer_library, unisono_library
 from unisono.tools.bench.runner import (
     Library,
@@ -94,6 +95,7 @@ def _earlier(file: str, arguments: argparse.Namespace) -> dict[str, Any]:
         report.print_heading(found)
         for cells in report.tables(found["cells"]):
             report.print_table(cells)
+        report.print_load(found)
         report.print_summary(found)
     return found
 
@@ -137,6 +139,7 @@ class _Comparison:
                 pythons[name] = peer_python(name, self._given)
             except LaunchError as error:
                 self._leave_out(name, error)
+        meter = LoadMeter()
         with self._progress:
             for ranks in dict.fromkeys(row[0] for row in self._rows):
                 libraries = self._libraries(pythons, ranks)
@@ -144,13 +147,15 @@ class _Comparison:
                     self._begin(running)
                     for collective in dict.fromkeys(row[1] for row in self._rows):
                         self._finish_table(self._table(running, ranks, collective))
+        self.found["load"] = meter.finish([_spread(cell) for cell in self.found["cells"]])
         if self._is_shown:
+            report.print_load(self.found)
             report.print_summary(self.found)
         return self.found
 
     def _libraries(self, pythons: Mapping[str, str], ranks: int) -> list[Library]:
         own = self._arguments
-        libraries = [unisono_library(own.engine, own.face, own.memory)]
+        libraries = [unisono_library(own.engine, own.face, own.memory, ranks)]
         for name, python in pythons.items():
             try:
                 libraries.append(peer_library(name, python, ranks))
@@ -264,6 +269,10 @@ def measure(
         "ratio": None if best is None else peers[best] / medians[libraries[0].name],
         "rounds": times,
     }
+
+
+def _spread(cell: _Cell) -> float:
+    return spread(cell["rounds"]["unisono"])
 
 
 def _quartiles(values: Sequence[float]) -> tuple[float, float]:

@@ -26,6 +26,7 @@ from unisono.tools.bench.arguments import (
     write_json,
 )
 from unisono.tools.bench.ddp_rank import BATCH
+from unisono.tools.bench.load import LoadMeter, describe, spread
 from unisono.tools.bench.runner import (
     Library,
     LibraryRanks,
@@ -54,6 +55,7 @@ def main(arguments: argparse.Namespace) -> int:
     align = ">" * len(header)
     shown = arguments.json != STDOUT
     cells = []
+    meter = LoadMeter()
     command = (sys.executable, "-m", "unisono.tools.bench.ddp_rank")
     with start_libraries([Library(name, (*command, name)) for name in names], ranks) as libraries:
         if shown:
@@ -66,9 +68,12 @@ def main(arguments: argparse.Namespace) -> int:
             cells.append(cell)
             if shown:
                 print(line(_row(cell, names), widths, align), flush=True)
+    load = meter.finish([spread(cell["rounds"]["unisono"]["sync"]) for cell in cells])
     if arguments.json is not None:
         found = {"ranks": ranks, "cores": os.cpu_count(), "batch": BATCH, "cells": cells}
-        write_json(found, arguments.json)
+        write_json({**found, "load": load}, arguments.json)
+    if shown:
+        print(f"\n{describe(load)}")
     if any(share < -_NOISE for cell in cells for share in cell["share"].values()):
         print(
             "unisono: steps took longer without communication than with it, so another program "

@@ -77,7 +77,12 @@ def _make(name: str, folder: Path) -> None:
 
 def _run(*command: str) -> None:
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
     )
     if done.returncode != 0:
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()

@@ -26,6 +26,7 @@ import numpy as np
 
 from unisono.launch.spawn import spawn
 from unisono.tools.bench.arguments import STDOUT, one_number, write_json
+from unisono.tools.bench.load import LoadMeter, describe, spread
 from unisono.tools.bench.runner import calls_per_round, in_turn
 from unisono.tools.formatting import plural
 from unisono.tools.table import table, terminal_columns
@@ -59,6 +60,7 @@ def main(arguments: argparse.Namespace) -> int:
         ways["torch"] = ways["numpy"] if arguments.engine == "threads" else list(WAYS)
     if importlib.util.find_spec("mindspore"):
         ways["mindspore"] = ways["numpy"]
+    meter = LoadMeter()
     every: list[_Times] = spawn(
         rank_times,
         ranks,
@@ -79,6 +81,7 @@ def main(arguments: argparse.Namespace) -> int:
     fastest = {
         kind: {way: min(times) for way, times in own.items()} for kind, own in rounds.items()
     }
+    load = meter.finish([spread(times) for own in rounds.values() for times in own.values()])
     if arguments.json is not None:
         found = {
             "ranks": ranks,
@@ -86,6 +89,7 @@ def main(arguments: argparse.Namespace) -> int:
             "bytes": _BYTES,
             "microseconds": fastest,
             "rounds": rounds,
+            "load": load,
         }
         write_json(found, arguments.json)
     if arguments.json != STDOUT:
@@ -94,6 +98,7 @@ def main(arguments: argparse.Namespace) -> int:
         rows = _rows(fastest)
         align = "<" + ">" * (len(rows[0]) - 1)
         print("\n".join(table(rows, terminal_columns(), align=align)))
+        print(f"\n{describe(load)}")
     return 0
 
 

@@ -38,9 +38,12 @@ _OPTIONS = {
 _RUN = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 
 
-def unisono_library(engine: str, face: str, memory: str = "ordinary") -> Library:
+def unisono_library(engine: str, face: str, memory: str, ranks: int) -> Library:
     """Describe the ranks of unisono, called through one of its faces on arrays in this memory."""
     way = f"{face}/{memory}"
+    if engine == "threads":  # all ranks are in one process
+        command = _command(sys.executable, f"{way}/{ranks}")
+        return Library("unisono", command, is_launcher=True)
     return Library("unisono", _command(sys.executable, way), {"UNISONO_ENGINE": engine})
 
 

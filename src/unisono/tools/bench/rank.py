@@ -56,9 +56,19 @@ class _Library(NamedTuple):
 def main(way: str, address: str) -> None:
     """Join a world in one way to call, and serve requests until the bench closes the socket.
 
-    The way of unisono is that of a face, and says where arrays are: "torch/shared".
+    The way of unisono is that of a face, and says where arrays are: "torch/shared". A number behind
+    that is how many ranks are threads of this process.
     """
-    way, _, memory = way.partition("/")
+    way, memory, threads = (*way.split("/"), "", "")[:3]
+    if threads:
+        import unisono
+
+        unisono.spawn(_serve_rank, int(threads), way, memory, address)
+    else:
+        _serve_rank(way, memory, address)
+
+
+def _serve_rank(way: str, memory: str, address: str) -> None:
     library = {"mpi": _mpi, "gloo": _gloo, "comm_func": _comm_func, "torch": _torch}[way]()
     # The last two that were asked for: collectives take turns with memcpy on unisono's ranks.
     last: dict[Callable[[str, int], _Prepared], tuple[tuple[str, int], _Prepared]] = {}

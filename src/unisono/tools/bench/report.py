@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from unisono.tools.bench.load import describe
 from unisono.tools.formatting import byte_size, duration, plural, ratio
 from unisono.tools.table import table, terminal_columns
 
@@ -17,6 +18,7 @@ __all__ = [
     "Progress",
     "geometric_mean",
     "print_heading",
+    "print_load",
     "print_summary",
     "print_table",
     "tables",
@@ -103,6 +105,12 @@ def print_table(cells: Sequence[_Cell]) -> None:
     for line in table(rows, terminal_columns(), align=">" * len(header)):
         print(_coloured(line, [_ratio(cell) for cell in cells]) if compared else line)
     sys.stdout.flush()
+
+
+def print_load(found: dict[str, Any]) -> None:
+    """Print whether the machine was idle enough, if that was measured."""
+    if "load" in found:
+        print(f"\n{describe(found['load'])}")
 
 
 def print_summary(found: dict[str, Any]) -> None:

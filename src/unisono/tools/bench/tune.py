@@ -65,7 +65,7 @@ def main(arguments: argparse.Namespace) -> int:
     found: dict[tuple[str, int], CopyRange] = {}
     with Progress(len(counts) * len(collectives) * len(shares)) as progress:
         for ranks in counts:
-            library = unisono_library("shm", "torch")
+            library = unisono_library("shm", "torch", "ordinary", ranks)
             both = [
                 replace(library, name="staged", variables={**library.variables, **_STAGED}),
                 replace(library, name="direct", variables={**library.variables, **_DIRECT}),

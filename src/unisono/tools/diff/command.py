@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from unisono import mapping
+from unisono.launch.output.plain_text import can_show
 from unisono.tools.diff.report import in_language, report
 from unisono.tools.diff.selection import find, names
 from unisono.tools.table import table, terminal_columns
@@ -19,6 +20,8 @@ __all__ = ["configure", "main"]
 #: Limits of the width: longer lines of prose are hard to read.
 _NARROWEST = 40
 _WIDEST = 120
+#: Something that a terminal shows if it can show our Chinese texts.
+_CHINESE = "参"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +43,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Print one entry, or the list of all; return 2 for a name that is in neither dialect."""
+    if arguments.lang == "zh" and not arguments.json and not can_show(_CHINESE):
+        print(
+            f"unisono: this terminal cannot show Chinese (its encoding is {sys.stdout.encoding}), "
+            "so the texts are English; set LC_ALL=C.UTF-8, or PYTHONIOENCODING=utf-8",
+            file=sys.stderr,
+        )
+        arguments.lang = "en"
     columns = terminal_columns(_NARROWEST, _WIDEST)
     if arguments.name is None:
         entries = mapping.load().values()
@@ -69,4 +79,4 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _print_json(answer: dict[str, Any]) -> None:
-    print(json.dumps(answer, indent=2, ensure_ascii=False))
+    print(json.dumps(answer, indent=2, ensure_ascii=not can_show(_CHINESE)))
