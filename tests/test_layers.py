@@ -57,7 +57,7 @@ FLOORS: dict[str, set[str]] = {
     "arrays": {"core"},
     "cli": {"launch", "tools"},
     "__main__": {"cli"},
-    "": {"launch", "arrays"},
+    "": {"launch", "arrays", "core.encoding"},
 }
 
 # What plugs into a real framework, and is imported only where that is.

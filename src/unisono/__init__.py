@@ -23,6 +23,7 @@ from unisono.launch.spawn import spawn
 
 if _TYPE_CHECKING:
     from unisono.arrays import empty, shared_arrays
+    from unisono.core.encoding import allow_pickle
 
 __all__ = [
     "ArgumentError",
@@ -37,6 +38,7 @@ __all__ = [
     "UnisonoError",
     "Unsupported",
     "__version__",
+    "allow_pickle",
     "empty",
     "patch",
     "shared_arrays",
@@ -49,9 +51,12 @@ _report_at_exit()
 
 def __getattr__(name: str) -> _Any:
     """Import what needs NumPy when it is first used."""
-    if name not in ("empty", "shared_arrays"):
+    if name not in ("allow_pickle", "empty", "shared_arrays"):
         raise AttributeError(f"module 'unisono' has no attribute {name!r}")
     from unisono import arrays
+    from unisono.core import encoding
 
-    globals().update(empty=arrays.empty, shared_arrays=arrays.shared_arrays)
+    globals().update(
+        allow_pickle=encoding.allow_pickle, empty=arrays.empty, shared_arrays=arrays.shared_arrays
+    )
     return globals()[name]
