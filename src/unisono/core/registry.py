@@ -74,7 +74,7 @@ def install_command(*packages: str) -> str:
     >>> install_command("mpi4py", "mpich")
     "pip install 'mpi4py>=4' mpich"
     """
-    versions = {}
+    versions: dict[str, str] = {}
     for requirement in requires("unisono") or ():
         match = re.match(r"([\w.-]+)([^;\s]*)", requirement)
         assert match is not None
