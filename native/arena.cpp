@@ -25,6 +25,11 @@ namespace unisono {
 
 namespace {
 
+// glibc 2.28, for which wheels are built, has no name for it; the number is that of all processors.
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+
 constexpr std::size_t unlimited = ~std::size_t{0} >> 2;  // if the kernel names no limit
 
 /// The number after `pattern` in a file of the kernel, or `otherwise`.
