@@ -204,19 +204,18 @@ NEWEST_TESTS := tests/test_numpy_only.py tests/test_cli.py tests/tools/test_demo
 
 # What depends on the version of Python: how native code finds the user's line, what Python prints,
 # how processes start. Builds with the newest python3.N on PATH, if that is newer than PYTHON.
-NEWEST = $(shell for minor in {30..12}; do \
+NEWEST = $(shell for minor in $$(seq 30 -1 $$(($(VERSION:3.%=%) + 1))); do \
              python3.$$minor -c "" 2> /dev/null && echo python3.$$minor && break; done)
-NEWER = $(filter-out python$(VERSION),$(NEWEST))
 
 test-newest: export UNISONO_TEST_ENGINES = threads,shm
 test-newest:
-	$(if $(NEWER),$(MAKE) .venv-newest/.installed,\
+	$(if $(NEWEST),$(MAKE) .venv-newest/.installed,\
 	    @echo "there is no Python newer than $(VERSION) on PATH: nothing is tested with it")
-	$(if $(NEWER),.venv-newest/bin/python -m pytest -n 2 -m "not thorough" $(NEWEST_TESTS))
+	$(if $(NEWEST),.venv-newest/bin/python -m pytest -n 2 -m "not thorough" $(NEWEST_TESTS))
 
 .venv-newest/.installed: $(SOURCES)
 	rm -rf .venv-newest
-	$(NEWER) -m venv .venv-newest
+	$(NEWEST) -m venv .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --upgrade pip
 	.venv-newest/bin/python -m pip install --quiet --group newest .
 	touch $@
