@@ -67,7 +67,8 @@ endef
 .PHONY: demo test test-rest test-all environments lint format \
         test-native test-python test-engines test-mindspore test-bare \
         rest-python rest-engines rest-general rest-mindspore \
-        torch-suite test-newest test-arm test-sdist wheels test-openmpi soak fuzz flips resources sanitize model \
+        torch-suite test-newest test-arm test-sdist wheels test-openmpi \
+        soak fuzz flips resources sanitize model \
         bench bench-hosts bench-faults docs clean
 
 demo: .venv/.installed

@@ -38,8 +38,8 @@ _BUILT_IN = "biufcSUmM"  # kinds of NumPy dtypes that are nothing but their byte
 def allow_pickle(allowed: bool) -> None:
     """Say whether object collectives may use pickle, in this process and in those that it starts.
 
-    It sets UNISONO_PICKLE, so that the last word counts: the program's. All ranks must agree, those
-    that are threads of this process do. Pickle is allowed unless somebody forbids it.
+    It sets UNISONO_PICKLE, so the program's word replaces the user's. All ranks of a job have to
+    agree; those that are threads of this process do.
 
     >>> allow_pickle(False)
     >>> pickle_is_allowed()
