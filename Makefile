@@ -238,7 +238,7 @@ test-sdist: .venv/.made
 	$(PYTHON) -m venv build/sdist/.venv
 	cd build/sdist && .venv/bin/python -m pip install --quiet --upgrade pip && \
 	    .venv/bin/python -m pip install --quiet --group newest . && \
-	    .venv/bin/python -m pytest tests/test_numpy_only.py tests/test_docs.py tests/core
+	    .venv/bin/python -m pytest -m "not thorough" tests/test_numpy_only.py tests/test_docs.py tests/core
 
 wheels: .venv/.made
 	$(BIN)/python -m pip install --quiet --group release
