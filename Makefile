@@ -7,6 +7,10 @@
 #   make test-rest  all tests that `make test` leaves out: those marked `thorough`
 #   make test-all   both, as CI runs them
 #   make torch-suite   PyTorch's own suite of distributed tests, on the backend "unisono"
+#   make test-newest   the parts that know Python's inside, on the newest Python that is installed
+#   make test-arm      the C++ tests for ARM, in an emulator
+#   make test-sdist    builds the source archive, installs it, and runs tests from it
+#   make wheels        wheels for all Pythons of this processor, in containers (needs docker)
 #   make test-openmpi  the engine mpi over Open MPI
 #   make bench-hosts   engine hybrid next to Gloo, on hosts that are namespaces
 #   make bench-faults  how soon ranks are told of a death and of a mismatch, over hundreds of them
@@ -20,6 +24,8 @@
 #   make docs       the tables of the documents that come from the mapping table
 #   make lint       ruff, mypy, clang-format;   make format   fixes what they can fix
 #   make clean      removes the environments and build
+#
+# PYTHON=python3.13 makes the environments with another Python than python3.
 PYTHON ?= python3
 SHELL := /bin/bash
 BIN := .venv/bin
@@ -27,6 +33,21 @@ SPORE := .venv-mindspore/bin
 SOURCES := $(shell find src native -type f \( -name '*.py' -o -name '*.pyi' -o -name '*.toml' -o -name '*.[ch]pp' \)) \
            CMakeLists.txt pyproject.toml README.md
 CPP := $(shell find native -name '*.[ch]pp')
+
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+ifeq ($(VERSION),)
+$(error $(PYTHON) does not run; name a Python that does: make PYTHON=python3.12)
+endif
+# MindSpore has no wheels for Python 3.13 and newer; its tests are left out there.
+SPORE_READY := $(if $(filter 3.11 3.12,$(VERSION)),.venv-mindspore/.installed)
+
+# An environment keeps the Python that made it.
+ifeq ($(origin PYTHON)$(filter clean,$(MAKECMDGOALS)),command line)
+MADE_WITH := $(shell sed -n 's/^version = \(3\.[0-9]*\).*/\1/p' .venv/pyvenv.cfg 2>/dev/null)
+ifneq ($(filter-out $(VERSION),$(MADE_WITH)),)
+$(error .venv has Python $(MADE_WITH), and $(PYTHON) is Python $(VERSION); first: make clean)
+endif
+endif
 
 COMMA := ,
 ADDRESS = -DUNISONO_SANITIZE="address$(COMMA)undefined"
@@ -46,7 +67,8 @@ endef
 .PHONY: demo test test-rest test-all environments lint format \
         test-native test-python test-engines test-mindspore test-bare \
         rest-python rest-engines rest-general rest-mindspore \
-        torch-suite test-openmpi soak fuzz flips resources sanitize model \
+        torch-suite test-newest test-arm test-sdist wheels test-openmpi \
+        soak fuzz flips resources sanitize model \
         bench bench-hosts bench-faults docs clean
 
 demo: .venv/.installed
@@ -64,7 +86,7 @@ test-all: test test-rest
 # into one environment together. Nothing else runs in parallel: tests share the two cores already.
 environments:
 	$(MAKE) PARALLEL=yes -j 2 build/wheel/.made .venv/.dev
-	$(MAKE) PARALLEL=yes -j 2 .venv/.installed .venv-mindspore/.installed .venv-bare/.installed
+	$(MAKE) PARALLEL=yes -j 2 .venv/.installed $(SPORE_READY) .venv-bare/.installed
 
 ifneq ($(PARALLEL),yes)
 .NOTPARALLEL:
@@ -137,10 +159,10 @@ endef
 
 # Both environments: one test sums a torch tensor and a MindSpore tensor.
 test-python rest-python: export UNISONO_TEST_ENGINES = threads,shm
-test-python: .venv/.installed .venv/.dev .venv-mindspore/.installed
+test-python: .venv/.installed .venv/.dev $(SPORE_READY)
 	$(call python-tests,not thorough)
 
-rest-python: .venv/.installed .venv/.dev .venv-mindspore/.installed
+rest-python: .venv/.installed .venv/.dev $(SPORE_READY)
 	$(call python-tests,thorough)
 
 # The conformance suite again, on engines beyond one host; hosts are namespaces, where these are
@@ -163,14 +185,64 @@ rest-general: export UNISONO_FAST_CALLS = 0
 rest-general: .venv/.installed .venv/.dev
 	$(call python-tests,each_engine and not thorough,$(wildcard tests/engines/*.py) $(FACES))
 
-test-mindspore: .venv-mindspore/.installed
-	$(SPORE)/python -m pytest -m "not thorough" tests/mindspore/upstream
+# Runs the tests with MindSpore that the marker expression $(1) selects.
+define mindspore-tests
+$(if $(SPORE_READY),$(SPORE)/python -m pytest -m "$(1)" tests/mindspore/upstream,\
+    @echo "MindSpore has no wheels for Python $(VERSION): its tests are left out")
+endef
 
-rest-mindspore: .venv-mindspore/.installed
-	$(SPORE)/python -m pytest -m thorough tests/mindspore/upstream
+test-mindspore: $(SPORE_READY)
+	$(call mindspore-tests,not thorough)
+
+rest-mindspore: $(SPORE_READY)
+	$(call mindspore-tests,thorough)
 
 test-bare: .venv-bare/.installed
 	.venv-bare/bin/python -m pytest tests/test_numpy_only.py tests/tools/test_demo.py tests/test_examples.py
+
+NEWEST_TESTS := tests/test_numpy_only.py tests/test_cli.py tests/tools/test_demo.py tests/core \
+                tests/engines/test_verbs.py tests/engines/test_failures.py tests/launch/test_spawn.py
+
+# What depends on the version of Python: how native code finds the user's line, what Python prints,
+# how processes start. Builds with the newest python3.N on PATH, if that is newer than PYTHON.
+NEWEST = $(shell for minor in $$(seq 30 -1 $$(($(VERSION:3.%=%) + 1))); do \
+             python3.$$minor -c "" 2> /dev/null && echo python3.$$minor && break; done)
+
+test-newest: export UNISONO_TEST_ENGINES = threads,shm
+test-newest:
+	$(if $(NEWEST),$(MAKE) .venv-newest/.installed,\
+	    @echo "there is no Python newer than $(VERSION) on PATH: nothing is tested with it")
+	$(if $(NEWEST),.venv-newest/bin/python -m pytest -n 2 -m "not thorough" $(NEWEST_TESTS))
+
+.venv-newest/.installed: $(SOURCES)
+	rm -rf .venv-newest
+	$(NEWEST) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --upgrade pip
+	.venv-newest/bin/python -m pip install --quiet --group newest .
+	touch $@
+
+test-arm: .venv/.dev
+	@command -v aarch64-linux-gnu-g++ > /dev/null && command -v qemu-aarch64 > /dev/null || \
+	    { echo "test-arm needs a compiler for ARM and an emulator:" \
+	           "apt-get install g++-aarch64-linux-gnu qemu-user"; exit 1; }
+	$(call native-tests,arm,-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake)
+
+# As somebody would who has only the archive.
+test-sdist: .venv/.made
+	rm -rf dist/*.tar.gz build/sdist
+	$(BIN)/python -m pip install --quiet --group release
+	$(BIN)/python -m build --sdist
+	$(BIN)/twine check --strict dist/*.tar.gz
+	mkdir -p build/sdist
+	tar -xzf dist/*.tar.gz -C build/sdist --strip-components 1
+	$(PYTHON) -m venv build/sdist/.venv
+	cd build/sdist && .venv/bin/python -m pip install --quiet --upgrade pip && \
+	    .venv/bin/python -m pip install --quiet --group newest . && \
+	    .venv/bin/python -m pytest -m "not thorough" tests/test_numpy_only.py tests/test_docs.py tests/core
+
+wheels: .venv/.made
+	$(BIN)/python -m pip install --quiet --group release
+	$(BIN)/cibuildwheel --output-dir dist
 
 torch-suite: .venv/.installed .venv/.dev
 	$(BIN)/python -m tests.torch.suite --world-size 2 4 --jobs 2
@@ -226,4 +298,4 @@ docs: .venv/.installed
 	$(BIN)/python docs/gradient_table.py
 
 clean:
-	rm -rf .venv .venv-mindspore .venv-bare .venv-openmpi build dist
+	rm -rf .venv .venv-mindspore .venv-bare .venv-newest .venv-openmpi build dist

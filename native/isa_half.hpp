@@ -8,6 +8,8 @@
 
 #if defined(__SSE2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace unisono::UNISONO_ISA {
@@ -45,6 +47,10 @@ inline BFloat narrow_bfloat(float value) noexcept {
 inline float widen(Half x) noexcept {
 #if defined(__F16C__)
     return _cvtsh_ss(x.bits);
+#elif defined(__aarch64__)
+    __fp16 half;  // the compiler makes vectors of this, but not of the way back
+    std::memcpy(&half, &x.bits, sizeof half);
+    return half;
 #else
     const std::uint32_t sign = std::uint32_t{x.bits & 0x8000u} << 16;
     const std::uint32_t body = std::uint32_t{x.bits & 0x7fffu} << 13;
@@ -59,6 +65,11 @@ inline float widen(Half x) noexcept {
 inline Half narrow_half(float value) noexcept {
 #if defined(__F16C__)
     return {static_cast<std::uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT))};
+#elif defined(__aarch64__)
+    const auto half = static_cast<__fp16>(value);
+    Half result;
+    std::memcpy(&result.bits, &half, sizeof half);
+    return result;
 #else
     const std::uint32_t bits = to_bits(value);
     const std::uint32_t sign = (bits >> 16) & 0x8000;
@@ -117,6 +128,10 @@ inline void unload(T* __restrict out, const A* __restrict block) noexcept {
             _mm_storeu_si128(
                 reinterpret_cast<__m128i*>(out + i),
                 _mm256_cvtps_ph(_mm256_loadu_ps(block + i), _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+        for (std::size_t i = 0; i < N; i += 4)
+            vst1_u16(reinterpret_cast<std::uint16_t*>(out + i),
+                     vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(block + i))));
 #else
         for (std::size_t i = 0; i < N; ++i) out[i] = narrow_half(block[i]);
 #endif

@@ -18,6 +18,11 @@
 
 #include "types.hpp"
 
+// glibc 2.28, for which wheels are built, has no name for it; the number is that of all processors.
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+
 namespace unisono {
 
 namespace {

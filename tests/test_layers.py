@@ -58,7 +58,7 @@ FLOORS: dict[str, set[str]] = {
     "arrays": {"core"},
     "cli": {"launch", "tools"},
     "__main__": {"cli"},
-    "": {"launch", "arrays", "notebook"},
+    "": {"launch", "arrays", "notebook", "core.encoding"},
 }
 
 # What plugs into a real framework, and is imported only where that is.

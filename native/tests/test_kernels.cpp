@@ -272,6 +272,51 @@ void test_bool(const Kernels& k) {
                     StoreMode::plain, from, 2, 1));
 }
 
+/// Sets every NaN of N-byte floats to one: processors make different ones.
+template <class Bits>
+void unify_nans(std::vector<char>& bytes, Bits infinity) {
+    constexpr Bits sign = Bits{1} << (8 * sizeof(Bits) - 1);
+    for (std::size_t i = 0; i < bytes.size(); i += sizeof(Bits)) {
+        Bits bits;
+        std::memcpy(&bits, &bytes[i], sizeof bits);
+        if ((bits & static_cast<Bits>(~sign)) > infinity) bits = static_cast<Bits>(~Bits{0});
+        std::memcpy(&bytes[i], &bits, sizeof bits);
+    }
+}
+
+/// All reductions of the same random bits, as one number. Whatever the processor, it is this one:
+/// a job may span several kinds, and its checkpoints move between them.
+void test_same_bits_on_every_processor(const Kernels& k) {
+    constexpr std::size_t count = 1009;
+    constexpr int sources = 3;
+    Numbers numbers{23};
+    std::vector<std::vector<std::uint64_t>> inputs(sources, std::vector<std::uint64_t>(2 * count));
+    for (auto& input : inputs)
+        for (std::uint64_t& word : input) word = numbers.next();
+    const void* from[] = {inputs[0].data(), inputs[1].data(), inputs[2].data()};
+    std::uint64_t digest = 0;
+    int reductions = 0;
+    for (int dtype = 0; dtype < static_cast<int>(DType::moved); ++dtype)
+        for (int op = 0; op < static_cast<int>(ReduceOp::none); ++op) {
+            const auto type = static_cast<DType>(dtype);
+            std::vector<char> out(16 * count);
+            if (!k.reduce(type, static_cast<ReduceOp>(op), 0.3, out.data(), StoreMode::plain,
+                          nullptr, StoreMode::plain, from, sources, count))
+                continue;
+            if (type == DType::float16) unify_nans<std::uint16_t>(out, 0x7c00);
+            if (type == DType::bfloat16) unify_nans<std::uint16_t>(out, 0x7f80);
+            if (type == DType::float32 || type == DType::complex64)
+                unify_nans<std::uint32_t>(out, 0x7f800000);
+            if (type == DType::float64 || type == DType::complex128)
+                unify_nans<std::uint64_t>(out, 0x7ff0000000000000);
+            for (const char byte : out)
+                digest = (digest ^ static_cast<unsigned char>(byte)) * 0x100000001b3;
+            ++reductions;
+        }
+    CHECK(reductions == 103);
+    CHECK(digest == 0xa1f615ebbfd082d4);
+}
+
 }  // namespace
 
 int main() {
@@ -286,6 +331,7 @@ int main() {
         const Kernels& k = *all[i];
         test_copies(k);
         test_bool(k);
+        test_same_bits_on_every_processor(k);
         test_plain<std::int8_t>(k, DType::int8, whole);
         test_plain<std::int16_t>(k, DType::int16, whole);
         test_plain<std::int32_t>(k, DType::int32, whole);

@@ -24,6 +24,7 @@ from unisono.launch.spawn import spawn
 
 if _TYPE_CHECKING:
     from unisono.arrays import empty, shared_arrays
+    from unisono.core.encoding import allow_pickle
     from unisono.notebook.magics import load_ipython_extension, unload_ipython_extension
     from unisono.notebook.ranks import ranks
 
@@ -40,6 +41,7 @@ __all__ = [
     "UnisonoError",
     "Unsupported",
     "__version__",
+    "allow_pickle",
     "empty",
     "load_ipython_extension",
     "patch",
@@ -54,6 +56,7 @@ _report_at_exit()
 
 
 _LATE = {
+    "allow_pickle": "unisono.core.encoding",
     "empty": "unisono.arrays",
     "load_ipython_extension": "unisono.notebook.magics",
     "ranks": "unisono.notebook.ranks",

@@ -400,4 +400,4 @@ def without_msgpack() -> Any:
 def test_msgpack_is_missing() -> None:
     for kind, text, _ in run_ranks(without_msgpack, 2, engine_name="shm"):
         assert kind == "Unsupported"
-        assert "pip install 'unisono[msgpack]'" in text
+        assert "pip install 'msgpack>=" in text

@@ -7,6 +7,7 @@ import re
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import ml_dtypes
@@ -21,7 +22,8 @@ from unisono.mindspore.communication import comm_func
 from unisono.mindspore.mint import distributed as mint
 from unisono.torch import distributed as dist
 
-KINDS = ["numpy", "torch"]
+without_torch = pytest.mark.skipif(find_spec("torch") is None, reason="there is no torch")
+KINDS = ["numpy", pytest.param("torch", marks=without_torch)]
 #: What differs from call to call in an error: its number, its line, the name of the trace file.
 NUMBERS = re.compile(r"call \d+|:\d+|-[0-9a-f]{16}")
 DTYPES = ["float32", "float64", "int64", "uint8", "bool", "float16", "bfloat16", "complex64"]
@@ -46,7 +48,8 @@ def tensors(kind: str, dtype: str) -> Callable[..., Any]:
         array = values.astype(getattr(ml_dtypes, dtype, dtype))
         if kind == "numpy":
             return array
-        torch = pytest.importorskip("torch")
+        import torch
+
         return torch.tensor(values).to(getattr(torch, dtype))
 
     return make

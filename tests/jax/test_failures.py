@@ -172,7 +172,7 @@ def test_a_script_may_end_while_a_program_runs(tmp_path):
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ("sys.modules['jax'] = None", "unisono[jax]"),
+        ("sys.modules['jax'] = None", "pip install 'jax>="),
         ("import jax; jax.__version_info__ = (0, 6, 2)", "needs JAX 0.7.2 or newer"),
     ],
 )

@@ -114,7 +114,7 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert cli.main(["bench", "ddp"]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert "needs torch: pip install 'unisono[bench]'" in shown.err
+    assert "needs torch: pip install 'torch>=" in shown.err
 
 
 def test_a_backend_that_is_wrong_is_found(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ def test_a_narrow_table_keeps_words_whole() -> None:
 
 
 def test_brackets_are_not_markup() -> None:
-    rows = [("engine", "pip install 'unisono[mpi]' [bold]or[/bold] not")]
-    assert table.table(rows, 100) == ["engine  pip install 'unisono[mpi]' [bold]or[/bold] not"]
+    rows = [("engine", "pip install 'package[extra]' [bold]or[/bold] not")]
+    assert table.table(rows, 100) == ["engine  pip install 'package[extra]' [bold]or[/bold] not"]
 
 
 @pytest.mark.parametrize(("columns", "expected"), [("20", 48), ("90", 90), ("500", 160)])

@@ -1,4 +1,4 @@
-"""Objects as bytes: pickled, or as plain data where UNISONO_PICKLE=0 forbids that.
+"""Objects as bytes: pickled, or as plain data where UNISONO_PICKLE=0 or the program forbids that.
 
 Unpickling runs any code that the sender chooses. Plain data goes through msgpack, which can only
 make values of the kinds listed here. The first byte says how the rest is encoded, so that a rank
@@ -20,6 +20,7 @@ import numpy as np
 from unisono import errors
 from unisono.core import dtypes
 from unisono.core.buffers import view
+from unisono.core.registry import install_command
 from unisono.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -28,10 +29,26 @@ from unisono.errors import (
     Unsupported,
 )
 
-__all__ = ["decode", "encode", "pickle_is_allowed"]
+__all__ = ["allow_pickle", "decode", "encode", "pickle_is_allowed"]
 
 _PICKLE, _PLAIN, _REFUSAL = b"P", b"M", b"R"
 _BUILT_IN = "biufcSUmM"  # kinds of NumPy dtypes that are nothing but their bytes
+
+
+def allow_pickle(allowed: bool) -> None:
+    """Say whether object collectives may use pickle, in this process and in those that it starts.
+
+    It sets UNISONO_PICKLE, so the program's word replaces the user's. All ranks of a job have to
+    agree; those that are threads of this process do.
+
+    >>> allow_pickle(False)
+    >>> pickle_is_allowed()
+    False
+    >>> allow_pickle(True)
+    """
+    if not isinstance(allowed, bool):
+        raise ArgumentTypeError(f"allowed is {allowed!r}; give True or False")
+    os.environ["UNISONO_PICKLE"] = "1" if allowed else "0"
 
 
 def pickle_is_allowed() -> bool:
@@ -65,7 +82,7 @@ def decode(data: bytes, rank: int) -> Any:
         theirs, ours = ("1", "0") if mark == _PICKLE else ("0", "1")
         raise MismatchError(
             f"rank {rank} sends objects as with UNISONO_PICKLE={theirs}, this rank has {ours}; "
-            "set it alike on all ranks",
+            "set it, or call unisono.allow_pickle, alike on all ranks",
             [rank],
         )
     if mark == _PICKLE:
@@ -105,7 +122,7 @@ def _msgpack() -> Any:
     except ImportError:
         raise Unsupported(
             "with UNISONO_PICKLE=0 objects travel through msgpack, which is not installed: "
-            "pip install 'unisono[msgpack]'"
+            f"{install_command('msgpack')}"
         ) from None
     return msgpack
 
@@ -118,7 +135,7 @@ def _extension(thing: Any) -> Any:
     raise ArgumentTypeError(
         f"UNISONO_PICKLE=0 refuses pickle, and {kind} is not plain data; send None, bool, int, "
         "float, complex, str, bytes, list, tuple, dict, set, NumPy arrays or torch tensors on the "
-        "CPU made from it, or set UNISONO_PICKLE=1 on all ranks"
+        "CPU made from it, or set UNISONO_PICKLE=1 or call unisono.allow_pickle(True) on all ranks"
     )
 
 

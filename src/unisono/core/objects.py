@@ -1,7 +1,8 @@
 """Object collectives, built from the verbs: objects as bytes, their sizes first.
 
-Only ranks of one job exchange objects. Unless UNISONO_PICKLE is 0 they trust each other: unpickling
-runs code. An object that cannot be sent is an error on its rank and on those that wait for it.
+Only ranks of one job exchange objects. Unless pickle is refused (`encoding.allow_pickle`) they
+trust each other: unpickling runs code. An object that cannot be sent is an error on its rank and on
+those that wait for it.
 """
 
 from __future__ import annotations

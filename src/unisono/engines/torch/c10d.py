@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from unisono.core.buffers import Buffer
+from unisono.core.registry import install_command
 from unisono.errors import (
     CommTimeout,
     LaunchError,
@@ -55,7 +56,7 @@ _LOST = ("closed by peer", "connection reset", "broken pipe", "refused", "unreac
 def unavailable(backend: str) -> str | None:
     """Say why a backend of torch cannot run here, and how to fix that."""
     if find_spec("torch") is None:
-        return "torch is not installed: pip install 'unisono[torch]'"
+        return f"torch is not installed: {install_command('torch')}"
     if backend == "gloo":
         return None  # every torch has it, and importing torch to ask takes seconds
     import torch.distributed as dist

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from unisono.core.registry import install_command
 from unisono.errors import ArgumentError
 
 __all__ = ["STDOUT", "need_torch", "one_number", "parse_size", "split_names", "write_json"]
@@ -53,7 +54,7 @@ def one_number(ranks: Sequence[int], table: str) -> int:
 def need_torch(what: str) -> None:
     """Refuse `what` where torch is not installed."""
     if importlib.util.find_spec("torch") is None:
-        raise ArgumentError(f"{what} needs torch: pip install 'unisono[bench]'")
+        raise ArgumentError(f"{what} needs torch: {install_command('torch')}")
 
 
 def write_json(found: dict[str, Any], file: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from unisono.core.registry import install_command
 from unisono.errors import ArgumentError
 from unisono.tools.formatting import byte_size, duration, plural
 
@@ -33,7 +34,7 @@ def check(file: str) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ArgumentError("--plot needs matplotlib: pip install 'unisono[bench]'") from None
+        raise ArgumentError(f"--plot needs matplotlib: {install_command('matplotlib')}") from None
     if Path(file).suffix.lower() not in _SUFFIXES:
         raise ArgumentError(f"--plot {file} is not a picture; end it with {', '.join(_SUFFIXES)}")
 
