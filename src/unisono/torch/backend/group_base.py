@@ -32,7 +32,7 @@ _alive: weakref.WeakSet[ProcessGroupBase] = weakref.WeakSet()
 class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
     """One rank's membership in a group, for torch."""
 
-    #: What torch's functions are told; a patched torch has groups that it takes for gloo's.
+    #: What programs are told; a patched torch has groups that they take for gloo's.
     backend_name = "unisono"
     _before: ProcessGroupBase | None = None  # the group that this one was shrunk from
 
@@ -180,8 +180,14 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
     # ---- what torch asks, partly from C++ ----
 
     def getBackendName(self) -> str:  # noqa: N802 - upstream's spelling, here and below
+        """Return the name that the backend is registered with; C++ casts groups of other names."""
+        return "unisono"
+
+    def name(self) -> str:
         """Return the name of the backend that the program has asked for."""
         return self.backend_name
+
+    _get_backend_name = name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
         """Keep torch's name; functional collectives find the group by it."""
