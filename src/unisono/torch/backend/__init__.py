@@ -4,8 +4,8 @@ Where unisono is installed, torch finds `register` by its entry point `torch.bac
 while it is imported; `import unisono.torch.backend` does the same. Unmodified code (DDP, FSDP,
 DTensor, functional collectives) then runs on unisono's engines.
 
-With UNISONO_TORCH_DEFAULT=1, or after `use_by_default()`, it also serves CPU tensors where a program
-names no backend: `init_process_group()`, `init_device_mesh("cpu", ...)`.
+With UNISONO_TORCH_DEFAULT=1, or after `use_by_default()`, it also serves CPU tensors where a
+program names no backend: `init_process_group()`, `init_device_mesh("cpu", ...)`.
 """
 
 from __future__ import annotations

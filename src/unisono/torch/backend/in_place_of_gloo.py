@@ -38,7 +38,7 @@ def replacements() -> dict[int, tuple[Any, Any]]:
 
 
 @wraps(_make_group)
-def _make_group_of_ours(*arguments: Any, **named: Any) -> tuple[Any, Any]:
+def _make_group_of_ours(*arguments: Any, **named: Any) -> Any:
     call = _make_group_parameters.bind(*arguments, **named)
     asked = c10d.Backend(call.arguments["backend"])
     if not _is_replaced(asked):
