@@ -163,9 +163,12 @@ def test_without_entry_points() -> None:
 
 
 @pytest.mark.thorough
-def test_groups_that_are_made_of_others_keep_the_name() -> None:
+def test_timeouts_and_groups_that_are_made_of_others() -> None:
     code = """
+from datetime import timedelta
 world = dist.group.WORLD
+dist.distributed_c10d._set_pg_timeout(timedelta(seconds=50))
+assert world._core.engine.timeout == 50
 assert world.split_group([0]).name() == "gloo"
 shrunk = world.shrink()
 assert shrunk is dist.group.WORLD and shrunk is not world
@@ -249,12 +252,14 @@ def test_over_the_engine_that_is_gloo_itself(tmp_path: Path) -> None:
         """
 import torch, torch.distributed as dist
 import unisono.torch.distributed as ours
+from unisono.core import groups
 dist.init_process_group("gloo")
 assert type(dist.group.WORLD).__module__.startswith("unisono.")
 ours.init_process_group("torch:gloo")
 one, two = torch.ones(1), torch.ones(1)
 dist.all_reduce(one)
 ours.all_reduce(two)
+assert groups.world().engine._group is not dist.group.WORLD
 print(dist.group.WORLD._core.engine.name, one.item(), two.item())
 ours.destroy_process_group()
 dist.destroy_process_group()
