@@ -16,7 +16,7 @@ __all__ = ["patch", "patch_when_imported"]
 
 
 def patch() -> None:
-    """Make the groups that torch makes from now on, and say so once in each job."""
+    """Let the groups that torch makes from now on be ours, and say so once in each job."""
     try:
         version = importlib.import_module("torch").__version__
     except ModuleNotFoundError as error:
