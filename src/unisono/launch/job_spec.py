@@ -74,7 +74,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--python", metavar="P", help="the interpreter that runs this program (default: this one)"
     )
     parser.add_argument(
-        "--patch", metavar="F", help="a framework that uses unisono in this program: mindspore"
+        "--patch",
+        metavar="F",
+        help="a framework that uses unisono in this program: mindspore or torch",
     )
     job = parser.add_argument_group("options of the whole job")
     job.add_argument(

@@ -1,10 +1,10 @@
 """Put unisono under a framework, for scripts that stay as they are.
 
-`unisono.patch("mindspore")` does it in this process. `unisono run --patch mindspore` and
-`unisono patch mindspore COMMAND` do it in every Python that they start, by two variables:
-UNISONO_PATCH names the framework, and PYTHONPATH gets a folder with a `sitecustomize`, which Python
-runs before any script. The framework is patched when the script imports it, not earlier: a script
-may set variables that the framework reads on import.
+`unisono.patch("torch")` does it in this process. `unisono run --patch torch` and `unisono patch
+torch COMMAND` do it in every Python that they start, by two variables: UNISONO_PATCH names the
+framework, and PYTHONPATH gets a folder with a `sitecustomize`, which Python runs before any script.
+The framework is patched when the script imports it, not earlier: a script may set variables that
+the framework reads on import.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ __all__ = [
 ]
 
 #: The frameworks, and our modules that patch them: faces are not imported before they are needed.
-_PATCHES = {"mindspore": "unisono.mindspore._patch"}
+_PATCHES = {"mindspore": "unisono.mindspore._patch", "torch": "unisono.torch._patch"}
+#: What is then true of each, for the first line of a job.
+_EFFECTS = {
+    "mindspore": "its communication uses unisono",
+    "torch": "its gloo groups are unisono's",
+}
 #: Asked of the Python that will run the script, which may be another one.
 _QUESTION = """
 import sys
@@ -46,10 +51,14 @@ except metadata.PackageNotFoundError:
 
 
 def patch(framework: str) -> None:
-    """Make `framework`, here and now, use unisono for all its communication.
+    """Make `framework`, here and now, use unisono: "mindspore" or "torch".
 
-    The only one is "mindspore". What modules have imported from it before is replaced as well. A
-    second call does nothing.
+    MindSpore uses it for all its communication, torch for groups that are asked for as "gloo", or
+    for the CPU without a backend. What modules have imported from the framework before is replaced
+    as well. A second call does nothing.
+
+        unisono.patch("torch")
+        torch.distributed.init_process_group("gloo")  # a group of unisono's
     """
     _module_for(framework).patch()
 
@@ -67,7 +76,7 @@ def patch_variables(framework: str) -> dict[str, str]:
 
 
 def check_patch(framework: str, python: str) -> str:
-    """Refuse what `python` cannot patch, and return the framework with its version."""
+    """Refuse what `python` cannot patch; return the framework, its version and what is then so."""
     import subprocess  # `import unisono` does not need it
 
     _module_for(framework)
@@ -76,12 +85,12 @@ def check_patch(framework: str, python: str) -> str:
     if asked.returncode != 0:
         reason = asked.stderr.strip().rpartition("\n")[2]
         raise LaunchError(f"cannot patch {framework}: {reason} in {python}")
-    return f"{framework} {asked.stdout.strip()}"
+    return f"patched {framework} {asked.stdout.strip()}: {_EFFECTS[framework]}"
 
 
 def _module_for(framework: str) -> Any:
     if framework not in _PATCHES:
-        raise ArgumentError(f"cannot patch {framework!r}; there is {', '.join(_PATCHES)}")
+        raise ArgumentError(f"cannot patch {framework!r}; there are {', '.join(_PATCHES)}")
     return importlib.import_module(_PATCHES[framework])
 
 
@@ -93,9 +102,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "unisono patch FRAMEWORK command ..."
     parser.epilog = (
         "For launchers other than unisono's own, as in "
-        "`unisono patch mindspore msrun --worker_num=2 --local_worker_num=2 train.py`."
+        "`unisono patch mindspore msrun --worker_num=2 --local_worker_num=2 train.py` or "
+        "`unisono patch torch torchrun --nproc-per-node=2 train.py`."
     )
-    parser.add_argument("FRAMEWORK", help="what to put unisono under: mindspore")
+    parser.add_argument("FRAMEWORK", help="what to put unisono under: mindspore or torch")
     parser.add_argument("command", nargs="...", help="a command, and its arguments")
 
 
@@ -103,9 +113,9 @@ def main(arguments: argparse.Namespace) -> int:
     """Become the command, with variables that every Python of it will read."""
     command = arguments.command
     if not command:
-        raise ArgumentError("nothing to run; name a command, such as msrun or python")
+        raise ArgumentError("nothing to run; name a command, such as msrun, torchrun or python")
     found = check_patch(arguments.FRAMEWORK, sys.executable)
-    print(f"unisono: patched {found}: its communication uses unisono", file=sys.stderr, flush=True)
+    print(f"unisono: {found}", file=sys.stderr, flush=True)
     os.environ.update(patch_variables(arguments.FRAMEWORK))
     try:
         os.execvp(command[0], command)

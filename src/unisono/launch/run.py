@@ -155,7 +155,7 @@ def _patches(programs: Sequence[ProgramSpec], engine: str | None) -> list[dict[s
             variables = patch_variables(spec.patch)
         found += [variables] * spec.n
     for what in sorted(told):
-        _say(f"patched {what}: its communication uses unisono (engine {engine})")
+        _say(f"{what} (engine {engine})")
     return found
 
 

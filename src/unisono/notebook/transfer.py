@@ -11,6 +11,7 @@ import pickle
 from types import FunctionType
 from typing import Any
 
+from unisono.core.registry import install_command
 from unisono.errors import ArgumentTypeError
 
 __all__ = ["dumps", "loads", "pack"]
@@ -37,7 +38,7 @@ def pack(thing: Any, what: str) -> bytes:
     except _NotByName as error:
         raise ArgumentTypeError(
             f"{what} cannot be sent to another process: {error}; install cloudpickle, which sends "
-            "it by value (pip install 'unisono[notebook]'), or use engine='threads'"
+            f"it by value ({install_command('cloudpickle')}), or use engine='threads'"
         ) from None
     except Exception as error:
         raise ArgumentTypeError(

@@ -25,6 +25,9 @@ START_METHOD = "TORCH_SUITE_START"
 #: A variable: how long a test may take, in seconds.
 DEADLINE = "TORCH_SUITE_DEADLINE"
 
+#: A variable: "1" if torch is patched, so that its backend gloo is unisono.
+PATCH = "TORCH_SUITE_PATCH"
+
 #: Much of what ranks print is torch's own warnings; errors are near the end.
 LOG_TAIL = 3000
 
@@ -65,6 +68,7 @@ class Run:
         jobs: int = 1,
         start: str = "fork",
         deadline: float = 120,
+        patch: bool = False,
         suite: str = SUITE,
     ) -> None:
         self._suite = suite
@@ -79,6 +83,7 @@ class Run:
             "OMP_NUM_THREADS": "1",  # ranks are more than cores already
             START_METHOD: start,
             DEADLINE: str(deadline),
+            PATCH: "1" if patch else "0",
         }
         pool = concurrent.futures.ProcessPoolExecutor(
             jobs, multiprocessing.get_context("spawn"), _prepare, (variables,)

@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal import common_distributed
 
-from tests.torch.suite.runner import DEADLINE, START_METHOD
+import unisono
+from tests.torch.suite.runner import DEADLINE, PATCH, START_METHOD
 
 #: Whose tests a backend has to pass: Gloo's are the most, and all_to_all on CPU is MPI's alone.
 CLAIMED = ("gloo", "mpi")
@@ -59,6 +60,8 @@ class Claim(str):
 def _import_suite() -> Any:
     """Import the suite, once the names and the world's size are in its way no more."""
     backend = os.environ["BACKEND"]
+    if os.environ[PATCH] == "1":
+        unisono.patch("torch")
     if backend == "unisono":
         importlib.import_module("unisono.torch.backend")
     if backend.upper() not in vars(dist.Backend):

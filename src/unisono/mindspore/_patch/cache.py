@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import Any
 
-from unisono.mindspore._patch.table import swap
+from unisono.core.patching.names import swap
 
 __all__ = ["let_cache_make_ours"]
 

@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+from unisono.core.patching.imports import after_import
+from unisono.core.patching.names import swap
 from unisono.mindspore._patch.cache import let_cache_make_ours
 from unisono.mindspore._patch.graphs import prepare_graphs
-from unisono.mindspore._patch.imports import after_import
 from unisono.mindspore._patch.modes import refuse_other_modes
-from unisono.mindspore._patch.table import found, replacements, swap
+from unisono.mindspore._patch.table import found, replacements
 
 __all__ = ["OPERATORS_BY_MODULE", "RANKS_BY_MODULE", "take_over"]
 
@@ -58,7 +59,7 @@ def take_over() -> None:
     with _lock:  # ranks may be threads
         if not _is_arranged and _is_installed():
             _is_arranged = True
-            after_import(_take_over)
+            after_import("mindspore", _take_over)
     if _has_taken_over:
         refuse_other_modes()
 

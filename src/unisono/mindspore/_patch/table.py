@@ -1,20 +1,17 @@
-"""What of MindSpore communicates, what replaces it, and how.
+"""What of MindSpore communicates, and what replaces it.
 
-A function or a class of MindSpore that communicates is known by its identity. Wherever a module has
-it under some name, the module gets ours instead. That reaches what was imported before; what is
-imported later comes from modules that are changed already. Not reached are references that are
-elsewhere: default arguments, attributes of classes, and primitives that were built before.
+A primitive that was built before is not reached: see `core/patching/names.py` for how names are.
 """
 
 from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
-__all__ = ["found", "replacements", "swap"]
+__all__ = ["found", "replacements"]
 
 #: Modules of MindSpore that define communication; ours have the same names.
 _DEFINED = (
@@ -61,17 +58,3 @@ def found(paths: Iterable[str]) -> Iterator[ModuleType]:
         except ModuleNotFoundError as error:
             if not f"{path}.".startswith(f"{error.name}."):
                 raise
-
-
-def swap(modules: Iterable[object], table: Mapping[int, tuple[Any, Any]]) -> int:
-    """Put our things into modules that hold MindSpore's, and return into how many names."""
-    count = 0
-    for module in modules:
-        if isinstance(module, ModuleType) and not module.__name__.startswith("unisono."):
-            names = vars(module)
-            for name, thing in list(names.items()):
-                real, ours = table.get(id(thing), (None, None))
-                if real is not None and real is thing:
-                    names[name] = ours
-                    count += 1
-    return count

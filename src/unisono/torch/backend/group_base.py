@@ -32,6 +32,8 @@ _alive: weakref.WeakSet[ProcessGroupBase] = weakref.WeakSet()
 class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
     """One rank's membership in a group, for torch."""
 
+    #: What programs are told; a patched torch has groups that they take for gloo's.
+    backend_name = "unisono"
     _before: ProcessGroupBase | None = None  # the group that this one was shrunk from
 
     def __init__(self, core: Group, store: Any, timeout: timedelta, options: Any) -> None:
@@ -105,6 +107,7 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
         limit = timeout or timedelta(seconds=self._engine().timeout)
         store = dist.PrefixStore(f"{name}/", self._store)
         child = type(self)(self.split_core(ranks, name, limit), store, limit, opts)
+        child.backend_name = self.backend_name
         child.setGroupName(name)
         child.setGroupDesc(group_desc or "")
         return child
@@ -124,6 +127,7 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
         limit = timedelta(seconds=self._engine().timeout)
         core = self._core.shrink(ranks_to_exclude, world=dist.group.WORLD is self)
         made = type(self)(core, self._store, limit, None)
+        made.backend_name = self.backend_name
         replace_group(self, made, core.ranks)
         if self._core.engine is None:
             self.shutdown()
@@ -176,8 +180,14 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
     # ---- what torch asks, partly from C++ ----
 
     def getBackendName(self) -> str:  # noqa: N802 - upstream's spelling, here and below
-        """Return the name that the backend is registered with."""
+        """Return the name that the backend is registered with; C++ casts groups of other names."""
         return "unisono"
+
+    def name(self) -> str:
+        """Return the name of the backend that the program has asked for."""
+        return self.backend_name
+
+    _get_backend_name = name
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
         """Keep torch's name; functional collectives find the group by it."""

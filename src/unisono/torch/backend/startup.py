@@ -8,10 +8,26 @@ import torch.distributed as dist
 
 from unisono.core import environment, registry, rendezvous
 from unisono.core.groups import WORLD_NAME, Group, separate_world
+from unisono.errors import ArgumentError
 from unisono.torch.backend import nccl
 from unisono.torch.backend.process_group import UnisonoGroup
 
-__all__ = ["create"]
+__all__ = ["check_devices", "create"]
+
+
+def check_devices(config: Any) -> None:
+    """Refuse a group of which we shall serve one device and a backend other than nccl another.
+
+    torch would put ours in the place of the whole group, so that we get the other's tensors too.
+    """
+    devices: dict[str, str] = {} if config is None else config.get_device_backend_map()
+    others = {(device, name) for device, name in devices.items() if name != "unisono"}
+    if others - {("cuda", "nccl")}:
+        raise ArgumentError(
+            f'torch cannot combine backend "unisono" with others in one group, as in "{config}"; '
+            'use "unisono", which serves CUDA tensors by nccl, and make a second group for another '
+            'backend: new_group(backend="gloo")'
+        )
 
 
 def create(options: Any, backend_options: Any) -> UnisonoGroup:

@@ -1,4 +1,4 @@
-"""Do something when MindSpore has been imported, without importing it."""
+"""Do something when a framework has been imported, without importing it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from types import ModuleType
 __all__ = ["after_import"]
 
 
-def after_import(then: Callable[[], object]) -> None:
-    """Call `then` when MindSpore has been imported: now, or at the end of its import."""
-    if "mindspore" in sys.modules and not _is_importing():
+def after_import(framework: str, then: Callable[[], object]) -> None:
+    """Call `then` when the framework has been imported: now, or at the end of its import."""
+    if framework in sys.modules and not _is_importing(framework):
         then()
     else:
-        sys.meta_path.insert(0, _AfterImport("mindspore", then))
+        sys.meta_path.insert(0, _AfterImport(framework, then))
 
 
-def _is_importing() -> bool:
-    """Whether MindSpore's own import is running, so that its modules are not complete."""
-    return bool(getattr(sys.modules["mindspore"].__spec__, "_initializing", False))
+def _is_importing(framework: str) -> bool:
+    """Whether the framework's own import is running, so that its modules are not complete."""
+    return bool(getattr(sys.modules[framework].__spec__, "_initializing", False))
 
 
 class _AfterImport(MetaPathFinder):
