@@ -23,6 +23,16 @@ def register() -> None:
     if dist.is_nccl_available():
         devices.append("cuda")  # served by nccl, on the same group
     dist.Backend.register_backend("unisono", _create, extended_api=True, devices=devices)
+    _register_dist2()
+
+
+def _register_dist2() -> None:
+    """Make the name known to `torch.distributed._dist2` too, which is experimental in torch."""
+    try:
+        from torch.distributed import _dist2
+    except ImportError:  # before 2.9, or gone again
+        return
+    _dist2.register_backend("unisono", _create_alone)
 
 
 def _create(options: Any, backend_options: Any) -> Any:
@@ -30,6 +40,12 @@ def _create(options: Any, backend_options: Any) -> Any:
     from unisono.torch.backend.startup import create
 
     return create(options, backend_options)
+
+
+def _create_alone(*given: Any, **named: Any) -> Any:
+    from unisono.torch.backend.startup import create_alone
+
+    return create_alone(*given, **named)
 
 
 register()

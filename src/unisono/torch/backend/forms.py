@@ -3,12 +3,16 @@
 The ordinary form, which torch's own functions use, ends with an object of options. The others take
 a bare tensor, an operator, a root or a timeout. `in_all_forms` lets a method that is written for
 the ordinary form be called in all of them.
+
+It also tells torch's `CommDebugMode` of the calls, which it counts. That one sees the operators of
+torch's dispatcher, such as `c10d.allreduce_`, and a group in Python is called without them.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -17,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from unisono.torch.backend import modes
+from unisono.errors import ArgumentTypeError
 
-__all__ = ["in_all_forms"]
+__all__ = ["in_all_forms", "tell_modes"]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -65,8 +69,9 @@ class _Form:
     """A further signature, such as "tensor root timeout?", and the ordinary form of its calls."""
 
     def __init__(self, options: type, text: str, wrap: bool = True) -> None:
+        self.text = text.replace(" ", ", ")
+        self.wrap = wrap  # whether the ordinary form has lists of these tensors
         self._options = options
-        self._wrap = wrap  # whether the ordinary form has lists of these tensors
         self._kinds: dict[str, Callable[[Any], bool]] = {}
         self._needed = 0
         for word in text.split():
@@ -93,7 +98,7 @@ class _Form:
                 continue
             value = values[name]
             if name not in _FIELDS:
-                arguments.append([value] if self._wrap else value)
+                arguments.append([value] if self.wrap else value)
             elif value is not None:
                 setattr(opts, _FIELDS[name], operator.index(value) if name == "root" else value)
         return [*arguments, opts]
@@ -147,6 +152,7 @@ def in_all_forms(method: _Method) -> _Method:
     """Let a method that takes the ordinary form take all forms; watching modes are told of it."""
     name = method.__name__
     forms = _FORMS.get(name, ())
+    takes_lists = any(form.wrap for form in forms)
 
     def ordinary(given: Sequence[Any], named: dict[str, Any]) -> list[Any] | None:
         """The arguments of the ordinary form; None if these are, or if no form fits."""
@@ -159,8 +165,59 @@ def in_all_forms(method: _Method) -> _Method:
         arguments = ordinary(given, named)
         if arguments is not None:
             return getattr(self, name)(*arguments)  # native code can make the call now
-        modes.tell(name)
+        if takes_lists and given and _is_tensor(given[0]):
+            raise _no_form(name, forms, given, named)
+        tell_modes(name)
         return method(self, *given, **named)
 
     made: Any = call
     return made  # type: ignore[no-any-return]
+
+
+def _no_form(
+    name: str, forms: Sequence[_Form], given: Sequence[Any], named: dict[str, Any]
+) -> ArgumentTypeError:
+    known = " or ".join(f"({form.text})" for form in forms)
+    types = [type(value).__name__ for value in given]
+    types += [f"{key}={type(value).__name__}" for key, value in named.items()]
+    return ArgumentTypeError(
+        f"{name}() takes a list with one tensor and options, or {known}; got ({', '.join(types)})"
+    )
+
+
+# ---- modes that count ----------------------------------------------------------------------------
+
+#: The operators that torch's C++ has for methods of a group, where they have other names.
+_OPERATORS = {
+    "all_gather_single": "_allgather_base_",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced_",
+    "reduce_scatter_single": "_reduce_scatter_base_",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced_",
+    "all_to_all_single": "alltoall_base_",
+}
+
+
+class _Operator:
+    """Stands for an operator of the dispatcher whose call is made elsewhere."""
+
+    def __init__(self, packet: Any) -> None:
+        self._overloadpacket = packet
+
+    def __call__(self) -> None:
+        return None
+
+    def __str__(self) -> str:
+        return f"{self._overloadpacket}.default"
+
+
+def tell_modes(method: str) -> None:
+    """Let the modes that count collectives count a call of this method by this thread."""
+    if not torch._C._len_torch_dispatch_stack():
+        return
+    theirs = sys.modules.get("torch.distributed.tensor.debug._comm_mode")
+    if theirs is None:
+        return  # nobody can have made one
+    packet = getattr(torch.ops.c10d, _OPERATORS.get(method, f"{method}_"), None)
+    for mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
+        if packet is not None and isinstance(mode, theirs.CommDebugMode):
+            mode.__torch_dispatch__(_Operator(packet), ())

@@ -145,7 +145,10 @@ class WorkFuture(torch.futures.Future):  # type: ignore[misc]
     def of(cls, work: Work, run: Run) -> WorkFuture:
         """The future of the result of a call."""
         future = cls(run)
-        run(lambda: future._fill(work.result), True)
+        if work.is_completed():
+            future._fill(work.result)  # at once, as in torch: callbacks are run in order anyway
+        else:
+            run(lambda: future._fill(work.result), True)
         return future
 
     def wait(self) -> Any:

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from unisono.core.groups import Group
-from unisono.torch.backend import modes
 from unisono.torch.backend.direct import native
 from unisono.torch.backend.dynamo import skip
+from unisono.torch.backend.forms import tell_modes
 from unisono.torch.backend.process_group import UnisonoGroup
 
 __all__ = ["GroupWithNccl", "is_usable"]
@@ -110,7 +110,7 @@ def _route(name: str, theirs: str) -> Callable[..., Any]:
     @wraps(general)
     def method(self: GroupWithNccl, *arguments: Any, **named: Any) -> dist.Work:
         if _is_cuda((*arguments, *named.values())):
-            modes.tell(general.__name__)
+            tell_modes(general.__name__)
             return getattr(self._nccl, theirs)(*arguments, **named)
         return general(self, *arguments, **named)
 
@@ -127,7 +127,7 @@ def _batch(name: str, theirs: str) -> Callable[..., Any]:
     ) -> dist.Work:
         if not _is_cuda(inputs):
             return ours(self, outputs, inputs, opts)
-        modes.tell(ours.__name__)
+        tell_modes(ours.__name__)
         self._nccl._start_coalescing()
         for output, input in zip(outputs, inputs, strict=True):
             getattr(self._nccl, theirs)(output, input, *([] if opts is None else [opts]))
