@@ -79,9 +79,10 @@ class Work(ABC):
             callback()
 
     def at_end(self, callback: Callable[[], None]) -> None:
-        """Run `callback`, the only one, when the call has ended, well or badly, in any thread.
+        """Run `callback`, the only one, when the call has ended, well or badly.
 
-        That is when its end is first seen, unless the engine can tell earlier.
+        That is when its end is first seen, before anybody hears of it; and also earlier, in another
+        thread, where the engine can tell. So it may run twice.
         """
         with self._lock:
             if not self._settled:

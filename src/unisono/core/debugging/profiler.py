@@ -9,7 +9,9 @@ there is `unisono:all_reduce.start`, which alone can have the details.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -33,23 +35,52 @@ is_on: Callable[[], bool] = getattr(fast.native, "is_profiled", _is_on)
 
 
 class Span:
-    """What the profiler shows of one call."""
+    """What the profiler shows of one call; `outer` lasts until a call that goes on has ended."""
 
     def __init__(self, outer: Any) -> None:
         self._outer = outer
+        self._ended: Any = None
 
     def follow(self, work: Work) -> None:
         """Let the span of a call that goes on end with it."""
         if self._outer is not None:
-            ended = sys.modules["torch"].futures.Future()
-            self._outer._call_end_callbacks_on_future(ended)
+            self._ended = sys.modules["torch"].futures.Future()
+            self._outer._call_end_callbacks_on_future(self._ended)
             self._outer = None
-            work.at_end(lambda: ended.set_result(None))
+            with _lock:
+                _open.add(self)
+            work.at_end(self._end)
 
-    def end(self) -> None:
+    def _end(self) -> None:
+        with _lock:
+            if self in _open:
+                _open.remove(self)
+                self._ended.set_result(None)
+
+    def give_up(self) -> None:
         """End the span of a call that could not be started."""
         if self._outer is not None:
             self._outer.__exit__(None, None, None)
+
+
+_lock = threading.Lock()
+_open: set[Span] = set()  # of calls that go on
+_unfinished: list[Span] = []  # when their profiler stopped
+
+
+@functools.cache
+def _keep_unfinished(module: Any) -> None:
+    """Never end a span after its profiler has stopped: torch would write into freed memory."""
+    disable = module._disable_profiler
+
+    @functools.wraps(disable)
+    def forget_and_disable() -> Any:
+        with _lock:
+            _unfinished.extend(_open)
+            _open.clear()
+        return disable()
+
+    module._disable_profiler = forget_and_disable
 
 
 @contextlib.contextmanager
@@ -58,6 +89,7 @@ def span(call: Call, group: Group) -> Iterator[Span]:
     torch = sys.modules["torch"]
     name, outer = f"unisono:{call.verb}", None
     if not call.blocking:
+        _keep_unfinished(torch.autograd.profiler)
         outer = torch.autograd.profiler.record_function(name)
         outer.__enter__()
         name += ".start"
@@ -66,7 +98,7 @@ def span(call: Call, group: Group) -> Iterator[Span]:
         with torch._C._profiler._RecordFunctionFast(name, *_details(torch, call, group)):
             yield made
     finally:
-        made.end()
+        made.give_up()
 
 
 def _details(torch: Any, call: Call, group: Group) -> tuple[list[Any], dict[str, Any]]:

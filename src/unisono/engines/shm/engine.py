@@ -76,11 +76,10 @@ class ShmWork(Work):
         self._buffers = buffers
 
     def at_end(self, callback: Callable[[], None]) -> None:
-        """Run `callback` when the call has ended; that of a message when its end is first seen."""
-        try:
+        """Run `callback` from the native thread too, which knows the end of a collective."""
+        super().at_end(callback)
+        with contextlib.suppress(TypeError):  # a message
             self._pending.on_done(callback)
-        except TypeError:  # a message
-            super().at_end(callback)
 
     def _poll(self) -> bool:
         return self._pending.done()

@@ -12,7 +12,7 @@ from pathlib import Path
 from unisono.errors import ArgumentError
 from unisono.tools.formatting import plain
 from unisono.tools.table import terminal_columns
-from unisono.tools.trace import bars, chrome, page
+from unisono.tools.trace import bars, chrome, page, torch_profile
 from unisono.tools.trace.findings import examine
 from unisono.tools.trace.report import report
 
@@ -40,6 +40,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="the file for chrome://tracing and Perfetto (default: FILE with suffix .chrome.json)",
     )
+    parser.add_argument(
+        "--merge",
+        metavar="PROFILE",
+        type=Path,
+        nargs="+",
+        help="put the events of these files, which torch.profiler has exported for some of the "
+        "ranks, into the Chrome trace",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -51,8 +59,13 @@ def main(arguments: argparse.Namespace) -> int:
     if len({path.resolve() for path in (arguments.file, page_path, chrome_path)}) < 3:
         raise ArgumentError("the trace, the page and the Chrome trace must be different files")
     drawn = bars.bars(findings.trace, findings.instances)
+    if arguments.merge:
+        profiles = [torch_profile.read_profile(path) for path in arguments.merge]
+        events = torch_profile.merge(findings.trace, drawn, profiles)
+    else:
+        events = chrome.chrome(findings.trace, drawn)
     _store(page_path, page.page(findings.trace, drawn, findings.instances))
-    _store(chrome_path, json.dumps(chrome.chrome(findings.trace, drawn)))
+    _store(chrome_path, json.dumps(events))
     if arguments.json:
         answer = {**findings.as_data(), "html": str(page_path), "chrome": str(chrome_path)}
         print(json.dumps(answer, indent=2))

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from unisono.core.engine import Work
+from unisono.errors import UnisonoError, remember
 from unisono.torch.backend.direct import native
 
 __all__ = [
@@ -100,6 +101,8 @@ class _Failure:
     """
 
     def __init__(self, error: BaseException) -> None:
+        if isinstance(error, UnisonoError):
+            remember(error)
         self.error = error
         self.text = "".join(traceback.format_exception_only(error)).strip()  # with its notes
 
