@@ -44,9 +44,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--merge",
         metavar="PROFILE",
         type=Path,
-        nargs="+",
-        help="put the events of these files, which torch.profiler has exported for some of the "
-        "ranks, into the Chrome trace",
+        action="append",
+        help="put the events that torch.profiler has exported for a rank into the Chrome trace; "
+        "may be repeated",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
