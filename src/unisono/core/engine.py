@@ -167,9 +167,9 @@ class Work(ABC):
                 error.add_note(self._where())
             self._callbacks.clear()
             self._error = error
+            if self._at_end is not None:
+                self._at_end()
             self._settled = True
-        if self._at_end is not None:
-            self._at_end()
 
 
 class _Finished(Work):

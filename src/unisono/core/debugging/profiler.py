@@ -65,7 +65,7 @@ class Span:
 
 _lock = threading.Lock()
 _open: set[Span] = set()  # of calls that go on
-_unfinished: list[Span] = []  # when their profiler stopped
+_unfinished: list[Span] = []  # when their profiler stopped; kept, because to be freed is to end
 
 
 @functools.cache
