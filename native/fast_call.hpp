@@ -51,6 +51,10 @@ struct State {
     nanobind::object failed;
     /// (handle, verb, group, tag, tensors): the work of a call in progress
     nanobind::object started;
+    /// Functions of torch, which tell whether a profiler or a mode of its dispatcher, such as
+    /// CommDebugMode, watches this thread; null without torch.
+    bool (*has_profiler)() = nullptr;
+    bool (*has_modes)(bool without_infrastructure) = nullptr;
 };
 
 State& state();
@@ -61,7 +65,14 @@ inline PyObject* not_ordinary() { return Py_NewRef(Py_NotImplemented); }
 
 // ---- arguments ----
 
-/// A group by its object or name, or the world for None; null if it is not ours.
+/// Whether torch's profiler watches this thread. Calls are left to Python then, which shows them.
+inline bool is_profiled() {
+    const auto probe = state().has_profiler;
+    return probe != nullptr && probe();
+}
+
+/// A group by its object or name, or the world for None; null if it is not ours, or calls are
+/// profiled.
 FastGroup* group_of(PyObject* given);
 
 /// An operator that the dtype has; null if it is not ours.

@@ -18,6 +18,7 @@ State& state() {
 
 FastGroup* group_of(PyObject* given) {
     State& known = state();
+    if (is_profiled()) return nullptr;
     if (given == Py_None) return known.world;
     if (known.world == nullptr) return nullptr;
     if (PyUnicode_CheckExact(given)) {
@@ -74,7 +75,10 @@ PyObject* get_size(PyObject*, PyObject* given) {
     return group == nullptr ? not_ordinary() : Py_NewRef(group->size_number.ptr());
 }
 
+PyObject* is_profiled(PyObject*, PyObject*) { return PyBool_FromLong(unisono::is_profiled()); }
+
 PyMethodDef methods[] = {
+    {"is_profiled", &is_profiled, METH_NOARGS, nullptr},
     {"get_rank", &get_rank, METH_O, nullptr},
     {"get_size", &get_size, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
@@ -139,6 +143,10 @@ void add_fast_groups(nb::module_& fast) {
     fast.def("set_hooks", [](nb::object failed, nb::object started) {
         state().failed = std::move(failed);
         state().started = std::move(started);
+    });
+    fast.def("set_probes", [](std::uintptr_t has_profiler, std::uintptr_t has_modes) {
+        state().has_profiler = reinterpret_cast<decltype(State::has_profiler)>(has_profiler);
+        state().has_modes = reinterpret_cast<decltype(State::has_modes)>(has_modes);
     });
     fast.def("learn_operator", [](nb::object key, int code, double factor) {
         state().operators.push_back({std::move(key), static_cast<ReduceOp>(code), factor});

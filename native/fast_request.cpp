@@ -31,7 +31,8 @@ bool is_unset(PyObject* time) {
 
 bool Request::read(PyObject* process_group, PyObject* options) {
     const Backend& known = backend();
-    if (runs_callbacks) return false;
+    const auto has_modes = state().has_modes;
+    if (runs_callbacks || is_profiled() || (has_modes != nullptr && has_modes(true))) return false;
     direct_ = attribute(process_group, known.direct);
     if (!direct_.is_valid() || Py_TYPE(direct_.ptr()) != known.group_type) return false;
     process_group_ = process_group;

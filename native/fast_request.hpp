@@ -12,8 +12,7 @@ namespace unisono {
 /// A process group's way to us: the attribute `direct` of torch's group.
 struct BackendGroup {
     std::shared_ptr<FastGroup> group;
-    nanobind::object
-        calls;  ///< a DirectCalls of torch/backend/direct.py, for all that we leave to it
+    nanobind::object calls;  ///< a DirectCalls of torch/backend/direct, for all that we leave to it
 };
 
 /// A call in progress: the attribute `_call` of torch's work.

@@ -2,9 +2,9 @@
 //
 // An options object is a C++ struct behind a Python object, and each of its attributes costs a
 // call of torch that takes as long as a small collective. We do not know the struct, so Python
-// shows us examples (torch/backend/options.py): objects whose attributes it has set in many
-// different ways. Where a field has the right bytes in all of them, and only there, it is found.
-// If one field is not found, all attributes of that class are read by Python's way.
+// shows us examples (torch/backend/direct/option_examples.py): objects whose attributes it has set
+// in many different ways. Where a field has the right bytes in all of them, and only there, it is
+// found. If one field is not found, all attributes of that class are read by Python's way.
 #pragma once
 
 #include <Python.h>

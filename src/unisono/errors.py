@@ -14,10 +14,13 @@ UnisonoError(RuntimeError)
 
 The engine says what happened; `dispatch` adds where (collective, group, rank) as a note. An error
 that has to reach another process travels as plain data: `error.to_data()` and `from_data(data)`.
+Where C++ has made another error of one of these, as in DDP's backward pass, see `cause(error)`.
 """
 
 from __future__ import annotations
 
+import copy
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,7 +36,9 @@ __all__ = [
     "RankFailed",
     "UnisonoError",
     "Unsupported",
+    "cause",
     "from_data",
+    "remember",
 ]
 
 
@@ -150,3 +155,30 @@ def from_data(data: Mapping[str, Any]) -> UnisonoError:
         if _is_field(name):
             setattr(error, name, value)
     return error
+
+
+#: The last errors that were handed to C++, which keeps their texts only. Copies, because an error
+#: keeps all variables alive of the functions that it came through.
+_remembered: deque[UnisonoError] = deque(maxlen=16)
+
+
+def remember(error: UnisonoError) -> None:
+    """Let `cause` find an error of which C++ will keep only the text."""
+    _remembered.append(copy.copy(error))
+
+
+def cause(error: BaseException | None) -> UnisonoError | None:
+    """The error of unisono behind another one; None if there is none.
+
+    DDP waits in C++, where every error becomes a RuntimeError:
+
+        except RuntimeError as error:
+            if isinstance(unisono.errors.cause(error), unisono.PeerLost): ...
+
+    >>> cause(KeyError("a"))
+    """
+    if error is None or isinstance(error, UnisonoError):
+        return error
+    text = str(error)
+    told = next((each for each in reversed(_remembered) if str(each) in text), None)
+    return told or cause(error.__cause__ or error.__context__)

@@ -8,7 +8,14 @@ import pickle
 import pytest
 
 from unisono import errors
-from unisono.errors import CommTimeout, MismatchError, PeerLost, UnisonoError
+from unisono.errors import (
+    CommTimeout,
+    MismatchError,
+    PeerLost,
+    UnisonoError,
+    cause,
+    remember,
+)
 
 TYPES = [kind for kind in vars(errors).values() if isinstance(kind, type)]
 TYPES = [kind for kind in TYPES if issubclass(kind, UnisonoError)]
@@ -58,3 +65,27 @@ def test_data_is_a_copy() -> None:
     error = MismatchError("ranks disagree", [0])
     error.to_data()["ranks"].append(1)
     assert error.ranks == (0,)
+
+
+def test_the_cause_of_an_error_is_found() -> None:
+    lost = PeerLost("rank 3 was killed", [3])
+    lost.add_note("in barrier")
+    assert cause(lost) is lost
+    other = KeyError("a")
+    other.__context__ = lost
+    assert cause(other) is lost
+    assert cause(RuntimeError("rank 3 was killed")) is None
+
+
+def test_an_error_of_which_only_the_text_is_left_is_found() -> None:
+    lost = PeerLost("rank 5 was killed", [5])
+    lost.add_note("in barrier")
+    try:
+        raise lost
+    except PeerLost as error:
+        remember(error)
+    found = cause(RuntimeError("C++ says: unisono.errors.PeerLost: rank 5 was killed"))
+    assert isinstance(found, PeerLost)
+    assert (found.ranks, found.__notes__) == ((5,), ["in barrier"])
+    assert found.__traceback__ is None  # it would keep tensors alive
+    assert cause(RuntimeError("rank 4 was killed")) is None

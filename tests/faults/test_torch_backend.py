@@ -129,3 +129,41 @@ dist.group.WORLD.shrink()
         "call group.shrink() instead, as in torch.distributed.group.WORLD.shrink()"
     )
     assert survivors(tmp_path, text, 1) == [f"[{rank}] {said}" for rank in (0, 2, 3)]
+
+
+CAUSE = """
+import os, signal
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from unisono.errors import PeerLost, cause
+dist.init_process_group("unisono")
+rank, step = dist.get_rank(), 0
+model = DistributedDataParallel(torch.nn.Linear(2, 1))
+while step < 20:
+    try:
+        if step == 5 and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        model.zero_grad()
+        model(torch.full((1, 2), float(rank))).sum().backward()
+        step += 1
+    except RuntimeError as error:
+        lost = cause(error)
+        assert isinstance(lost, PeerLost) and type(error) is RuntimeError, repr(error)
+        print(lost.ranks, "all_reduce" in lost.__notes__[0])
+        dist.group.WORLD.shrink()
+        model = DistributedDataParallel(model.module)
+print(dist.get_world_size(), model.module.weight.grad[0, 0].item())
+dist.destroy_process_group()
+"""
+
+
+def test_an_error_of_ddp_has_a_cause(tmp_path: Path) -> None:
+    """DDP waits in C++, which makes a RuntimeError of PeerLost; training goes on without rank 1."""
+    script = tmp_path / "script.py"
+    script.write_text(CAUSE)
+    done = run("-n", "3", str(script))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        f"[{rank}] {line}" for rank in (0, 2) for line in ("(1,) True", "2 1.0")
+    ]

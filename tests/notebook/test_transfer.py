@@ -48,7 +48,7 @@ def test_functions_of_a_script_without_a_guard(tmp_path: Path, how: str) -> None
         assert lines[1:] == ["[15, 15]", "[8, 8]"]
     else:
         assert "scaled is defined in __main__; install cloudpickle" in lines[1]
-        assert "pip install 'unisono[notebook]'" in lines[1]
+        assert "pip install 'cloudpickle" in lines[1]
         assert "<lambda> is defined in __main__" in lines[2]
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from unisono.core import buffers, trace
 from unisono.core.arguments import as_int
 from unisono.core.buffers import Buffer
 from unisono.core.call import Call, Caller, Counts
+from unisono.core.debugging import profiler
 from unisono.core.engine import DONE, Engine, ReduceOp, Work
 from unisono.core.fast import registration
 from unisono.core.groups import Group
@@ -85,7 +86,7 @@ def broadcast(
             _check_count(destination.count, source.count, names[1])
         buffers.check_writable(destination, names[1])
         call = Call.broadcast(_caller(group, engine, blocking, timeout), source, destination, root)
-        return _finish(engine.broadcast(call), call, group)
+        return _run(engine.broadcast, call, group)
     except UnisonoError as error:
         _add_note(error, "broadcast", group)
         raise
@@ -112,7 +113,7 @@ def reduce(
         else:
             _check_operator(source, op, names[0])
         call = Call.reduce(_caller(group, engine, blocking, timeout), source, destination, op, root)
-        return _finish(engine.reduce(call), call, group)
+        return _run(engine.reduce, call, group)
     except UnisonoError as error:
         _add_note(error, "reduce", group)
         raise
@@ -133,7 +134,7 @@ def all_reduce(
         engine = _engine(group, source, destination, names)
         _check_reduction(source, destination, op, names)
         call = Call.all_reduce(_caller(group, engine, blocking, timeout), source, destination, op)
-        return _finish(engine.all_reduce(call), call, group)
+        return _run(engine.all_reduce, call, group)
     except UnisonoError as error:
         _add_note(error, "all_reduce", group)
         raise
@@ -158,7 +159,7 @@ def reduce_scatter(
         buffers.check_writable(destination, names[1])
         caller = _caller(group, engine, blocking, timeout)
         call = Call.reduce_scatter(caller, source, destination, op, counts)
-        return _finish(engine.reduce_scatter(call), call, group)
+        return _run(engine.reduce_scatter, call, group)
     except UnisonoError as error:
         _add_note(error, "reduce_scatter", group)
         raise
@@ -185,7 +186,7 @@ def gather(
             buffers.check_writable(destination, names[1])
         caller = _caller(group, engine, blocking, timeout)
         call = Call.gather(caller, source, destination, root, counts)
-        return _finish(engine.gather(call), call, group)
+        return _run(engine.gather, call, group)
     except UnisonoError as error:
         _add_note(error, "gather", group)
         raise
@@ -209,7 +210,7 @@ def all_gather(
         call = Call.all_gather(
             _caller(group, engine, blocking, timeout), source, destination, counts
         )
-        return _finish(engine.all_gather(call), call, group)
+        return _run(engine.all_gather, call, group)
     except UnisonoError as error:
         _add_note(error, "all_gather", group)
         raise
@@ -236,7 +237,7 @@ def scatter(
         buffers.check_writable(destination, names[1])
         caller = _caller(group, engine, blocking, timeout)
         call = Call.scatter(caller, source, destination, root, counts)
-        return _finish(engine.scatter(call), call, group)
+        return _run(engine.scatter, call, group)
     except UnisonoError as error:
         _add_note(error, "scatter", group)
         raise
@@ -259,7 +260,7 @@ def all_to_all(
         _check_exchange(group, source, destination, sends, receives, names)
         caller = _caller(group, engine, blocking, timeout)
         call = Call.all_to_all(caller, source, destination, sends, receives)
-        return _finish(engine.all_to_all(call), call, group)
+        return _run(engine.all_to_all, call, group)
     except UnisonoError as error:
         _add_note(error, "all_to_all", group)
         raise
@@ -282,7 +283,7 @@ def send(
         _check_tag(tag)
         caller = _caller(group, engine, blocking, timeout, message=True)
         call = Call.send(caller, source, peer, tag)
-        return _finish(engine.send(call), call, group)
+        return _run(engine.send, call, group)
     except UnisonoError as error:
         _add_note(error, "send", group, tag)
         raise
@@ -309,7 +310,7 @@ def recv(
             buffers.expect_message(destination)
         caller = _caller(group, engine, blocking, timeout, message=True)
         call = Call.recv(caller, destination, peer, tag)
-        return _finish(engine.recv(call), call, group)
+        return _run(engine.recv, call, group)
     except UnisonoError as error:
         _add_note(error, "recv", group, tag)
         raise
@@ -320,7 +321,7 @@ def barrier(group: Group, *, blocking: bool = True, timeout: float | None = None
     try:
         engine = _engine(group, None, None, _NAMES)
         call = Call.barrier(_caller(group, engine, blocking, timeout))
-        return _finish(engine.barrier(call), call, group)
+        return _run(engine.barrier, call, group)
     except UnisonoError as error:
         _add_note(error, "barrier", group)
         raise
@@ -353,6 +354,16 @@ def _caller(
     # As in `core.call`: the constructor would cost more than the rest.
     fields = (group.rank, group.size, number, timeout, blocking, True, site, _pass.is_backward)
     return tuple.__new__(Caller, fields)
+
+
+def _run(verb: Callable[[Call], Work], call: Call, group: Group) -> Work:
+    """Make a call, and show it to torch's profiler if that is on."""
+    if not profiler.is_on():
+        return _finish(verb(call), call, group)
+    with profiler.span(call, group) as span:
+        work = _finish(verb(call), call, group)
+        span.follow(work)
+        return work
 
 
 def _finish(work: Work, call: Call, group: Group) -> Work:

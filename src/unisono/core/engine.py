@@ -40,6 +40,7 @@ class Work(ABC):
     source: int | None
     #: What `result` returns; the face that started the call sets it with `with_value`.
     value: Any
+    _at_end: Callable[[], None] | None = None
 
     def __init__(self) -> None:
         self.source = None
@@ -76,6 +77,18 @@ class Work(ABC):
                 return
         if self._error is None:
             callback()
+
+    def at_end(self, callback: Callable[[], None]) -> None:
+        """Run `callback`, the only one, when the call has ended, well or badly.
+
+        That is when its end is first seen, before anybody hears of it; and also earlier, in another
+        thread, where the engine can tell. So it may run twice.
+        """
+        with self._lock:
+            if not self._settled:
+                self._at_end = callback
+                return
+        callback()
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Return True when the result is in its place; raise what went wrong.
@@ -154,6 +167,8 @@ class Work(ABC):
                 error.add_note(self._where())
             self._callbacks.clear()
             self._error = error
+            if self._at_end is not None:
+                self._at_end()
             self._settled = True
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from unisono.core.buffers import Buffer, view
@@ -74,6 +74,12 @@ class ShmWork(Work):
         self._communicator = communicator
         self._pending = pending
         self._buffers = buffers
+
+    def at_end(self, callback: Callable[[], None]) -> None:
+        """Run `callback` from the native thread too, which knows the end of a collective."""
+        super().at_end(callback)
+        with contextlib.suppress(TypeError):  # a message
+            self._pending.on_done(callback)
 
     def _poll(self) -> bool:
         return self._pending.done()

@@ -12,7 +12,7 @@ from pathlib import Path
 from unisono.errors import ArgumentError
 from unisono.tools.formatting import plain
 from unisono.tools.table import terminal_columns
-from unisono.tools.trace import bars, chrome, page
+from unisono.tools.trace import bars, chrome, page, torch_profile
 from unisono.tools.trace.findings import examine
 from unisono.tools.trace.report import report
 from unisono.tools.trace.source import load
@@ -50,6 +50,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the file for chrome://tracing and Perfetto (default: FILE with suffix .chrome.json; "
         "unisono-trace-JOB.chrome.json)",
     )
+    parser.add_argument(
+        "--merge",
+        metavar="PROFILE",
+        type=Path,
+        action="append",
+        help="put the events that torch.profiler has exported for a rank into the Chrome trace; "
+        "may be repeated",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -62,8 +70,13 @@ def main(arguments: argparse.Namespace) -> int:
     if len({one.resolve() for one in (path, page_path, chrome_path)}) < 3:
         raise ArgumentError("the trace, the page and the Chrome trace must be different files")
     drawn = bars.bars(trace, findings.instances)
+    if arguments.merge:
+        profiles = [torch_profile.read_profile(one) for one in arguments.merge]
+        events = torch_profile.merge(trace, drawn, profiles)
+    else:
+        events = chrome.chrome(trace, drawn)
     _store(page_path, page.page(findings, drawn))
-    _store(chrome_path, json.dumps(chrome.chrome(trace, drawn)))
+    _store(chrome_path, json.dumps(events))
     if arguments.json:
         answer = {**findings.as_data(), "html": str(page_path), "chrome": str(chrome_path)}
         print(json.dumps(answer, indent=2))

@@ -28,6 +28,7 @@ def register() -> None:
     if dist.is_nccl_available():
         devices.append("cuda")  # served by nccl, on the same group
     dist.Backend.register_backend("unisono", _create, extended_api=True, devices=devices)
+    _register_dist2()
     if os.environ.get("UNISONO_TORCH_DEFAULT", "0") not in ("", "0"):
         use_by_default()
 
@@ -39,6 +40,15 @@ def use_by_default() -> None:
     dist.Backend.default_device_backend_map["cpu"] = "unisono"
 
 
+def _register_dist2() -> None:
+    """Make the name known to `torch.distributed._dist2` too, which is experimental in torch."""
+    try:
+        from torch.distributed import _dist2
+    except ImportError:  # before 2.9, or gone again
+        return
+    _dist2.register_backend("unisono", _create_alone)
+
+
 def _create(options: Any, backend_options: Any) -> Any:
     # Every `import torch` imports this module, so what only a job needs is imported now.
     from unisono.torch.backend.startup import check_devices, create
@@ -47,6 +57,12 @@ def _create(options: Any, backend_options: Any) -> Any:
     # pass it on.
     check_devices(sys._getframe(1).f_locals.get("backend_config"))
     return create(options, backend_options)
+
+
+def _create_alone(*given: Any, **named: Any) -> Any:
+    from unisono.torch.backend.startup import create_alone
+
+    return create_alone(*given, **named)
 
 
 register()

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from unisono.core.engine import Work
+from unisono.errors import UnisonoError, remember
 from unisono.torch.backend.direct import native
 
 __all__ = [
@@ -100,6 +101,8 @@ class _Failure:
     """
 
     def __init__(self, error: BaseException) -> None:
+        if isinstance(error, UnisonoError):
+            remember(error)
         self.error = error
         self.text = "".join(traceback.format_exception_only(error)).strip()  # with its notes
 
@@ -145,7 +148,10 @@ class WorkFuture(torch.futures.Future):  # type: ignore[misc]
     def of(cls, work: Work, run: Run) -> WorkFuture:
         """The future of the result of a call."""
         future = cls(run)
-        run(lambda: future._fill(work.result), True)
+        if work.is_completed():
+            future._fill(work.result)  # at once, as in torch: callbacks are run in order anyway
+        else:
+            run(lambda: future._fill(work.result), True)
         return future
 
     def wait(self) -> Any:

@@ -18,6 +18,7 @@ from unisono.core.debugging.debugger import hold
 from unisono.core.engine import DRAIN_SECONDS, Engine
 from unisono.core.groups import Group
 from unisono.errors import NotReady
+from unisono.torch.backend.answers import BackendAnswers
 from unisono.torch.backend.direct import DirectCalls
 from unisono.torch.backend.dynamo import skip
 from unisono.torch.backend.futures import CallbackThread, current_callback_thread, keep_interrupts
@@ -29,7 +30,7 @@ _alive: weakref.WeakSet[ProcessGroupBase] = weakref.WeakSet()
 
 
 @skip
-class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
+class ProcessGroupBase(BackendAnswers, dist.ProcessGroup):  # type: ignore[misc]
     """One rank's membership in a group, for torch."""
 
     #: What programs are told; a patched torch has groups that they take for gloo's.
@@ -37,7 +38,7 @@ class ProcessGroupBase(dist.ProcessGroup):  # type: ignore[misc]
     _before: ProcessGroupBase | None = None  # the group that this one was shrunk from
 
     def __init__(self, core: Group, store: Any, timeout: timedelta, options: Any) -> None:
-        super().__init__(core.rank(), core.size())
+        dist.ProcessGroup.__init__(self, core.rank(), core.size())
         self._core = core
         self._store = store
         self._for_callbacks: dict[str, Group] = {}

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from unisono.core.groups import Group
 from unisono.torch.backend.direct import native
 from unisono.torch.backend.dynamo import skip
+from unisono.torch.backend.forms import tell_modes
 from unisono.torch.backend.process_group import UnisonoGroup
 
 __all__ = ["GroupWithNccl", "is_usable"]
@@ -72,11 +73,12 @@ class GroupWithNccl(UnisonoGroup):
         # Registered as well, because DDP, FSDP and C++ ask which devices a group serves.
         self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, self._nccl)
 
-    def barrier(self, opts: Any = None) -> dist.Work:
+    def barrier(self, *given: Any, **named: Any) -> dist.Work:
         """Wait for every rank; on the GPU as well, if one is named."""
-        if opts is not None and opts.device_ids:
-            return self._nccl.barrier(opts)
-        return super().barrier(opts)
+        for opts in (*given, *named.values()):
+            if getattr(opts, "device_ids", None):
+                return self._nccl.barrier(opts)
+        return super().barrier(*given, **named)
 
     def shutdown(self) -> None:
         """Leave the group, both parts of it."""
@@ -88,30 +90,32 @@ class GroupWithNccl(UnisonoGroup):
         self._nccl.abort()
         super().shutdown()
 
-    def _start_coalescing(self, device: torch.device) -> None:
-        if device.type == "cpu":
+    def _start_coalescing(self, device: torch.device | None = None) -> None:
+        if device is None or device.type == "cpu":
             super()._start_coalescing(device)
         else:
             self._nccl._start_coalescing()
 
-    def _end_coalescing(self, device: torch.device) -> dist.Work:
-        if device.type == "cpu":
+    def _end_coalescing(self, device: torch.device | None = None) -> dist.Work:
+        if device is None or device.type == "cpu":
             return super()._end_coalescing(device)
         return self._nccl._end_coalescing()
 
 
 def _route(name: str, theirs: str) -> Callable[..., Any]:
     ours = getattr(UnisonoGroup, name)
-    general = getattr(ours, "__wrapped__", ours)
+    ordinary = getattr(ours, "ordinary", None)  # in native code
+    general = ours if ordinary is None else ours.__wrapped__
 
     @wraps(general)
     def method(self: GroupWithNccl, *arguments: Any, **named: Any) -> dist.Work:
-        if _is_cuda(arguments):
+        if _is_cuda((*arguments, *named.values())):
+            tell_modes(general.__name__)
             return getattr(self._nccl, theirs)(*arguments, **named)
         return general(self, *arguments, **named)
 
     # Native code leaves CUDA tensors alone, so it can come first here too.
-    return method if general is ours else native.method(ours.ordinary, method)
+    return method if ordinary is None else native.method(ordinary, method)
 
 
 def _batch(name: str, theirs: str) -> Callable[..., Any]:
@@ -119,13 +123,14 @@ def _batch(name: str, theirs: str) -> Callable[..., Any]:
 
     @wraps(ours)
     def method(
-        self: GroupWithNccl, outputs: Sequence[Any], inputs: Sequence[Any], *options: Any
+        self: GroupWithNccl, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
     ) -> dist.Work:
         if not _is_cuda(inputs):
-            return ours(self, outputs, inputs, *options)
+            return ours(self, outputs, inputs, opts)
+        tell_modes(ours.__name__)
         self._nccl._start_coalescing()
         for output, input in zip(outputs, inputs, strict=True):
-            getattr(self._nccl, theirs)(output, input, *options)
+            getattr(self._nccl, theirs)(output, input, *([] if opts is None else [opts]))
         return self._nccl._end_coalescing()
 
     return method

@@ -1,65 +1,73 @@
-"""Shows native code where torch keeps the options of a call.
-
-Each attribute of an options object is a call of torch that takes as long as a small collective, so
-native code reads the memory behind the object (native/torch_options.hpp). Nobody tells us how that
-is laid out. So it gets examples of each class, in which every attribute has several values in all
-combinations, and finds the only places that fit them all; a class that it is not sure of stays with
-the attributes.
-"""
+"""What torch passes to a group's methods, read: options, operators, lists of tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from datetime import timedelta
-from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch.distributed as dist
+from unisono.core import environment
+from unisono.core.arguments import check_length
+from unisono.core.buffers import Buffer, view
+from unisono.core.engine import ReduceOp
+from unisono.errors import ArgumentError, ArgumentTypeError
+from unisono.torch.backend.direct import OPERATORS
+from unisono.torch.distributed import arguments
 
-__all__ = ["CLASSES", "examples"]
-
-#: The classes of options of the calls that native code makes.
-CLASSES = (
-    "AllreduceOptions",
-    "BroadcastOptions",
-    "ReduceOptions",
-    "AllgatherOptions",
-    "ReduceScatterOptions",
-    "AllToAllOptions",
-    "GatherOptions",
-    "ScatterOptions",
-    "BarrierOptions",
-)
-_UNSET = timedelta(milliseconds=-1)
-_TIMEOUTS = (_UNSET, timedelta(milliseconds=7001), timedelta(days=3, milliseconds=5))
-_ROOTS = (0, 5, 70_000)
+__all__ = ["Mode", "mode_of", "only", "operator_of", "root_of", "views"]
 
 
-def examples(name: str) -> Iterator[tuple[Any, bool, int, int | None, int | None]]:
-    """Yield objects of a class with what was set: blocking, milliseconds, operator and root.
+class Mode(NamedTuple):
+    """How torch wants a call: whether it blocks, and for how long (None: as the group does)."""
 
-    What the class does not have is None.
-    """
-    kind = getattr(dist.distributed_c10d, name)
-    blank = kind()
-    if not (hasattr(blank, "asyncOp") and hasattr(blank, "timeout")):
-        return  # an older torch
-    operators: list[Any] = [None]
-    if hasattr(blank, "reduceOp"):
-        operators = [op for op in dist.ReduceOp.RedOpType.__members__.values() if _is_plain(op)]
-    roots = _ROOTS if hasattr(blank, "rootRank") else (None,)
-    for op, root, timeout, blocking in product(operators, roots, _TIMEOUTS, (False, True)):
-        made = kind()
-        made.asyncOp = not blocking
-        made.timeout = timeout
-        if op is not None:
-            made.reduceOp = dist.ReduceOp(op)
-        if root is not None:
-            made.rootRank = root
-        milliseconds = round(timeout / timedelta(milliseconds=1))
-        yield made, blocking, milliseconds, None if op is None else op.value, root
+    blocking: bool
+    timeout: float | None
 
 
-def _is_plain(op: Any) -> bool:
-    """Whether this is an operator without a factor of its own."""
-    return bool(op.name != "PREMUL_SUM")
+_ASYNCHRONOUS = Mode(False, None)
+_BLOCKING = Mode(True, None)
+_UNSET = timedelta(0)  # timeouts up to it are not set
+
+
+def mode_of(opts: Any) -> Mode:
+    """How the options want a call; without options it does not block."""
+    if opts is None:
+        return _ASYNCHRONOUS
+    timeout = opts.timeout
+    if timeout > _UNSET:
+        return Mode(not opts.asyncOp, environment.timeout(timeout.total_seconds()))
+    return _ASYNCHRONOUS if opts.asyncOp else _BLOCKING
+
+
+def operator_of(opts: Any, data: Buffer | None = None) -> ReduceOp:
+    """The operator; with `data`, only if its numbers can be combined with it."""
+    if opts is None:
+        return ReduceOp.SUM
+    given = opts.reduceOp
+    op = OPERATORS.get(given.op.value) or ReduceOp.premul_sum(given.factor)
+    if data is not None:
+        arguments.check_operator(op, data)
+    return op
+
+
+def root_of(opts: Any) -> int:
+    """The root, a rank of the group."""
+    root: int = 0 if opts is None else opts.rootRank
+    return root
+
+
+def only(tensors: Sequence[Any]) -> Any:
+    """The one tensor of a list: torch's methods could take one for each of several devices."""
+    if not isinstance(tensors, (list, tuple)):
+        raise ArgumentTypeError(
+            f"expected a tensor, or a list with one entry, got {type(tensors).__name__}"
+        )
+    if len(tensors) != 1:
+        raise ArgumentError(f"expected one tensor for this rank, got {len(tensors)}")
+    return tensors[0]
+
+
+def views(tensors: Sequence[Any], name: str) -> list[Buffer]:
+    """The tensors of a list as memory."""
+    check_length(tensors, f"parameter {name}")
+    return [view(tensor) for tensor in tensors]

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from unisono.core import dispatch, environment, packing
+from unisono.core import dispatch, packing
 from unisono.core.arguments import check_length, check_one_dtype, split_counts
-from unisono.core.buffers import Buffer, view
-from unisono.core.engine import AllOf, ReduceOp, Work
-from unisono.errors import ArgumentError, CommTimeout
+from unisono.core.buffers import view
+from unisono.core.engine import AllOf, Work
+from unisono.errors import CommTimeout
 from unisono.torch.backend import sparse
-from unisono.torch.backend.direct import OPERATORS, first_natively
+from unisono.torch.backend.direct import first_natively
 from unisono.torch.backend.dynamo import skip
+from unisono.torch.backend.forms import in_all_forms
 from unisono.torch.backend.group_base import ProcessGroupBase
+from unisono.torch.backend.options import Mode, mode_of, only, operator_of, root_of, views
 from unisono.torch.backend.works import FINISHED, CollectiveWork, MessageWork
 from unisono.torch.distributed import arguments
 
@@ -37,26 +39,28 @@ class UnisonoGroup(ProcessGroupBase):
     # ---- collectives ----
 
     @first_natively("all_reduce")
+    @in_all_forms
     def allreduce(self, tensors: Sequence[Any], opts: Any = None) -> dist.Work:
         """Combine a tensor over the group, in place."""
-        tensor, mode = _only(tensors), _mode(opts)
+        tensor, mode = only(tensors), mode_of(opts)
         group = self.group_for_this_thread()
         if tensor.layout is not torch.strided:
-            started = sparse.all_reduce(group, tensor, _operator(opts), mode.timeout)
+            started = sparse.all_reduce(group, tensor, operator_of(opts), mode.timeout)
             return self._handle_all([started], mode, [tensor])
         data = view(tensor)
-        op = _operator(opts, data)
+        op = operator_of(opts, data)
         work = dispatch.all_reduce(
             group, data, data, op, blocking=mode.blocking, timeout=mode.timeout
         )
         return self._handle(work, mode, [tensor])
 
+    @in_all_forms
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> dist.Work:
         """Combine each of several tensors over the group, in place."""
-        parts, mode = _views(tensors, "tensors"), _mode(opts)
+        parts, mode = views(tensors, "tensors"), mode_of(opts)
         group = self.group_for_this_thread()
         if len({part.dtype for part in parts}) == 1:
-            op = _operator(opts, parts[0])
+            op = operator_of(opts, parts[0])
             source, _ = packing.pack_buffers(parts)
             landing, _ = packing.unpack_buffers_on_completion(parts)
             work = dispatch.all_reduce(
@@ -65,17 +69,18 @@ class UnisonoGroup(ProcessGroupBase):
             return self._handle(work, mode, list(tensors))
         works = [
             dispatch.all_reduce(
-                group, part, part, _operator(opts, part), blocking=False, timeout=mode.timeout
+                group, part, part, operator_of(opts, part), blocking=False, timeout=mode.timeout
             )
             for part in parts
         ]
         return self._handle_all(works, mode, list(tensors))
 
     @first_natively("broadcast")
+    @in_all_forms
     def broadcast(self, tensors: Sequence[Any], opts: Any = None) -> dist.Work:
         """Copy the root's tensor into every rank's."""
-        tensor, mode = _only(tensors), _mode(opts)
-        group, data, root = self.group_for_this_thread(), view(tensor), _root(opts)
+        tensor, mode = only(tensors), mode_of(opts)
+        group, data, root = self.group_for_this_thread(), view(tensor), root_of(opts)
         source = data if group.rank == root else None
         work = dispatch.broadcast(
             group, source, data, root, blocking=mode.blocking, timeout=mode.timeout
@@ -83,27 +88,32 @@ class UnisonoGroup(ProcessGroupBase):
         return self._handle(work, mode, [tensor])
 
     @first_natively("reduce")
+    @in_all_forms
     def reduce(self, tensors: Sequence[Any], opts: Any = None) -> dist.Work:
         """Combine a tensor over the group into the root's."""
-        tensor, mode = _only(tensors), _mode(opts)
-        group, data, root = self.group_for_this_thread(), view(tensor), _root(opts)
+        tensor, mode = only(tensors), mode_of(opts)
+        group, data, root = self.group_for_this_thread(), view(tensor), root_of(opts)
         target = data if group.rank == root else None
-        op = _operator(opts, data)
+        op = operator_of(opts, data)
         work = dispatch.reduce(
             group, data, target, op, root, blocking=mode.blocking, timeout=mode.timeout
         )
         return self._handle(work, mode, [tensor])
 
     @first_natively("all_gather")
+    @in_all_forms
     def allgather(
-        self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None
+        self,
+        output_tensors: Sequence[Sequence[Any]],
+        input_tensors: Sequence[Any],
+        opts: Any = None,
     ) -> dist.Work:
         """Collect every rank's tensor in a list."""
-        tensors, mode = _only(outputs), _mode(opts)
-        group, source = self.group_for_this_thread(), view(_only(inputs))
-        parts = _views(tensors, "outputs")
+        tensors, mode = only(output_tensors), mode_of(opts)
+        group, source = self.group_for_this_thread(), view(only(input_tensors))
+        parts = views(tensors, "output_tensors")
         check_one_dtype([*parts, source])
-        arguments.check_entries(group, parts, source, "outputs")
+        arguments.check_entries(group, parts, source, "output_tensors")
         landing, counts = packing.unpack_buffers_on_completion(parts)
         work = dispatch.all_gather(
             group, source, landing, counts, blocking=mode.blocking, timeout=mode.timeout
@@ -111,19 +121,21 @@ class UnisonoGroup(ProcessGroupBase):
         return self._handle(work, mode, list(tensors))
 
     @first_natively("all_gather_single")
+    @in_all_forms
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
         """Collect every rank's tensor in one."""
-        group, mode = self.group_for_this_thread(), _mode(opts)
+        group, mode = self.group_for_this_thread(), mode_of(opts)
         work = dispatch.all_gather(
             group, view(input), view(output), blocking=mode.blocking, timeout=mode.timeout
         )
         return self._handle(work, mode, [output])
 
+    @in_all_forms
     def all_gather_single_coalesced(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
     ) -> dist.Work:
         """Collect each of several tensors in one."""
-        group, mode = self.group_for_this_thread(), _mode(opts)
+        group, mode = self.group_for_this_thread(), mode_of(opts)
         works = [
             dispatch.all_gather(
                 group, view(input), view(output), blocking=False, timeout=mode.timeout
@@ -132,14 +144,15 @@ class UnisonoGroup(ProcessGroupBase):
         ]
         return self._handle_all(works, mode, list(outputs))
 
+    @in_all_forms
     def allgather_coalesced(
-        self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None
+        self, output_lists: Sequence[Sequence[Any]], input_list: Sequence[Any], opts: Any = None
     ) -> dist.Work:
         """Collect every rank's list of tensors; that of rank i goes into list i."""
-        group, mode = self.group_for_this_thread(), _mode(opts)
-        parts = _views(inputs, "inputs")
-        check_length(outputs, "parameter outputs")
-        rows = [_views(row, "outputs") for row in outputs]
+        group, mode = self.group_for_this_thread(), mode_of(opts)
+        parts = views(input_list, "input_list")
+        check_length(output_lists, "parameter output_lists")
+        rows = [views(row, "output_lists") for row in output_lists]
         flat = [part for row in rows for part in row]
         check_one_dtype([*parts, *flat])
         source, _ = packing.pack_buffers(parts)
@@ -148,21 +161,26 @@ class UnisonoGroup(ProcessGroupBase):
         work = dispatch.all_gather(
             group, source, landing, counts, blocking=mode.blocking, timeout=mode.timeout
         )
-        return self._handle(work, mode, [tensor for row in outputs for tensor in row])
+        return self._handle(work, mode, [tensor for row in output_lists for tensor in row])
 
     @first_natively("gather")
+    @in_all_forms
     def gather(
-        self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None
+        self,
+        output_tensors: Sequence[Sequence[Any]],
+        input_tensors: Sequence[Any],
+        opts: Any = None,
     ) -> dist.Work:
         """Collect every rank's tensor in a list of the root."""
-        group, mode, root = self.group_for_this_thread(), _mode(opts), _root(opts)
-        source, tensors = view(_only(inputs)), list(outputs[0]) if outputs else []
-        arguments.check_given_on_root(group, root, tensors, "outputs")
+        group, mode, root = self.group_for_this_thread(), mode_of(opts), root_of(opts)
+        source = view(only(input_tensors))
+        tensors = list(output_tensors[0]) if output_tensors else []
+        arguments.check_given_on_root(group, root, tensors, "output_tensors")
         landing, counts = None, None
         if tensors:
-            parts = _views(tensors, "outputs")
+            parts = views(tensors, "output_tensors")
             check_one_dtype([source, *parts])
-            arguments.check_entries(group, parts, source, "outputs")
+            arguments.check_entries(group, parts, source, "output_tensors")
             landing, counts = packing.unpack_buffers_on_completion(parts)
         work = dispatch.gather(
             group, source, landing, root, counts, blocking=mode.blocking, timeout=mode.timeout
@@ -170,18 +188,22 @@ class UnisonoGroup(ProcessGroupBase):
         return self._handle(work, mode, tensors)
 
     @first_natively("scatter")
+    @in_all_forms
     def scatter(
-        self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any = None
+        self,
+        output_tensors: Sequence[Any],
+        input_tensors: Sequence[Sequence[Any]],
+        opts: Any = None,
     ) -> dist.Work:
         """Distribute a list of the root's tensors."""
-        group, mode, root = self.group_for_this_thread(), _mode(opts), _root(opts)
-        output, tensors = _only(outputs), inputs[0] if inputs else []
-        arguments.check_given_on_root(group, root, tensors, "inputs")
+        group, mode, root = self.group_for_this_thread(), mode_of(opts), root_of(opts)
+        output, tensors = only(output_tensors), input_tensors[0] if input_tensors else []
+        arguments.check_given_on_root(group, root, tensors, "input_tensors")
         target, source, counts = view(output), None, None
         if tensors:
-            parts = _views(tensors, "inputs")
+            parts = views(tensors, "input_tensors")
             check_one_dtype([target, *parts])
-            arguments.check_entries(group, parts, target, "inputs")
+            arguments.check_entries(group, parts, target, "input_tensors")
             source, counts = packing.pack_buffers(parts)
         work = dispatch.scatter(
             group, source, target, root, counts, blocking=mode.blocking, timeout=mode.timeout
@@ -189,16 +211,20 @@ class UnisonoGroup(ProcessGroupBase):
         return self._handle(work, mode, [output])
 
     @first_natively("reduce_scatter")
+    @in_all_forms
     def reduce_scatter(
-        self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any = None
+        self,
+        output_tensors: Sequence[Any],
+        input_tensors: Sequence[Sequence[Any]],
+        opts: Any = None,
     ) -> dist.Work:
         """Combine every rank's list and leave entry `rank` of the result here."""
-        output, mode = _only(outputs), _mode(opts)
+        output, mode = only(output_tensors), mode_of(opts)
         group, target = self.group_for_this_thread(), view(output)
-        parts = _views(_only(inputs), "inputs")
+        parts = views(only(input_tensors), "input_tensors")
         check_one_dtype([target, *parts])
-        arguments.check_entries(group, parts, target, "inputs")
-        op = _operator(opts, target)
+        arguments.check_entries(group, parts, target, "input_tensors")
+        op = operator_of(opts, target)
         source, counts = packing.pack_buffers(parts)
         work = dispatch.reduce_scatter(
             group, source, target, op, counts, blocking=mode.blocking, timeout=mode.timeout
@@ -206,25 +232,32 @@ class UnisonoGroup(ProcessGroupBase):
         return self._handle(work, mode, [output])
 
     @first_natively("reduce_scatter_single")
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> dist.Work:
+    @in_all_forms
+    def reduce_scatter_single(
+        self,
+        outputTensor: Any,  # noqa: N803 - torch's spelling, here and below
+        inputTensor: Any,  # noqa: N803
+        opts: Any = None,
+    ) -> dist.Work:
         """Combine every rank's tensor and leave part `rank` of it here."""
-        group, mode = self.group_for_this_thread(), _mode(opts)
-        source, target = view(input), view(output)
-        op = _operator(opts, source)
+        group, mode = self.group_for_this_thread(), mode_of(opts)
+        source, target = view(inputTensor), view(outputTensor)
+        op = operator_of(opts, source)
         work = dispatch.reduce_scatter(
             group, source, target, op, blocking=mode.blocking, timeout=mode.timeout
         )
-        return self._handle(work, mode, [output])
+        return self._handle(work, mode, [outputTensor])
 
+    @in_all_forms
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
     ) -> dist.Work:
         """Combine each of several tensors and leave part `rank` of each here."""
-        group, mode = self.group_for_this_thread(), _mode(opts)
+        group, mode = self.group_for_this_thread(), mode_of(opts)
         works = []
         for output, input in zip(outputs, inputs, strict=True):
             source, target = view(input), view(output)
-            op = _operator(opts, source)
+            op = operator_of(opts, source)
             works.append(
                 dispatch.reduce_scatter(
                     group, source, target, op, blocking=False, timeout=mode.timeout
@@ -233,44 +266,52 @@ class UnisonoGroup(ProcessGroupBase):
         return self._handle_all(works, mode, list(outputs))
 
     @first_natively("all_to_all")
+    @in_all_forms
     def alltoall(
-        self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None
+        self, output_tensors: Sequence[Any], input_tensors: Sequence[Any], opts: Any = None
     ) -> dist.Work:
         """Send entry j of a list to rank j, and receive entry i of the other from rank i."""
-        group, mode = self.group_for_this_thread(), _mode(opts)
-        targets, sources = _views(outputs, "outputs"), _views(inputs, "inputs")
+        group, mode = self.group_for_this_thread(), mode_of(opts)
+        targets = views(output_tensors, "output_tensors")
+        sources = views(input_tensors, "input_tensors")
         check_one_dtype([*targets, *sources])
         source, sends = packing.pack_buffers(sources)
         landing, receives = packing.unpack_buffers_on_completion(targets)
         work = dispatch.all_to_all(
             group, source, landing, sends, receives, blocking=mode.blocking, timeout=mode.timeout
         )
-        return self._handle(work, mode, list(outputs))
+        return self._handle(work, mode, list(output_tensors))
 
     @first_natively("all_to_all_single")
+    @in_all_forms
     def all_to_all_single(
         self,
         output: Any,
         input: Any,
-        output_splits: Sequence[int] = (),
-        input_splits: Sequence[int] = (),
+        output_split_sizes: Sequence[int] = (),
+        input_split_sizes: Sequence[int] = (),
         opts: Any = None,
     ) -> dist.Work:
         """Send rows of a tensor to each rank and receive rows of the other."""
-        group, mode = self.group_for_this_thread(), _mode(opts)
+        group, mode = self.group_for_this_thread(), mode_of(opts)
         source, target, size = view(input), view(output), group.size
         check_one_dtype([target, source])
-        sends = split_counts(source.shape, source.count, input_splits, size, "input_splits")
-        receives = split_counts(target.shape, target.count, output_splits, size, "output_splits")
+        sends = split_counts(
+            source.shape, source.count, input_split_sizes, size, "input_split_sizes"
+        )
+        receives = split_counts(
+            target.shape, target.count, output_split_sizes, size, "output_split_sizes"
+        )
         work = dispatch.all_to_all(
             group, source, target, sends, receives, blocking=mode.blocking, timeout=mode.timeout
         )
         return self._handle(work, mode, [output])
 
     @first_natively("barrier")
+    @in_all_forms
     def barrier(self, opts: Any = None) -> dist.Work:
         """Wait until every rank of the group has called this."""
-        group, mode = self.group_for_this_thread(), _mode(opts)
+        group, mode = self.group_for_this_thread(), mode_of(opts)
         work = dispatch.barrier(group, blocking=mode.blocking, timeout=mode.timeout)
         return self._handle(work, mode, [])
 
@@ -294,29 +335,39 @@ class UnisonoGroup(ProcessGroupBase):
     # ---- messages ----
 
     @first_natively("send")
-    def send(self, tensors: Sequence[Any], dst: int, tag: int = 0) -> dist.Work:
+    def send(
+        self,
+        tensors: Sequence[Any],
+        dstRank: int,  # noqa: N803
+        tag: int = 0,
+    ) -> dist.Work:
         """Start to send a tensor to a rank of the group."""
-        tensor, group = _only(tensors), self.group_for_this_thread()
-        work = dispatch.send(group, view(tensor), dst, tag, blocking=False)
-        return self._handle_message(work, dst, tensor)
+        tensor, group = only(tensors), self.group_for_this_thread()
+        work = dispatch.send(group, view(tensor), dstRank, tag, blocking=False)
+        return self._handle_message(work, dstRank, tensor)
 
     @first_natively("recv")
-    def recv(self, tensors: Sequence[Any], src: int, tag: int = 0) -> dist.Work:
+    def recv(
+        self,
+        tensors: Sequence[Any],
+        srcRank: int,  # noqa: N803
+        tag: int = 0,
+    ) -> dist.Work:
         """Start to receive a tensor from a rank of the group."""
-        tensor, group = _only(tensors), self.group_for_this_thread()
-        work = dispatch.recv(group, view(tensor), src, tag, blocking=False)
-        return self._handle_message(work, src, tensor)
+        tensor, group = only(tensors), self.group_for_this_thread()
+        work = dispatch.recv(group, view(tensor), srcRank, tag, blocking=False)
+        return self._handle_message(work, srcRank, tensor)
 
     def recv_anysource(self, tensors: Sequence[Any], tag: int = 0) -> dist.Work:
         """Start to receive a tensor from any rank of the group."""
-        tensor, group = _only(tensors), self.group_for_this_thread()
+        tensor, group = only(tensors), self.group_for_this_thread()
         work = dispatch.recv(group, view(tensor), None, tag, blocking=False)
         return self._handle_message(work, None, tensor)
 
-    def _start_coalescing(self, device: torch.device) -> None:
+    def _start_coalescing(self, device: torch.device | None = None) -> None:
         self._batch, self.direct = [], None
 
-    def _end_coalescing(self, device: torch.device) -> dist.Work:
+    def _end_coalescing(self, device: torch.device | None = None) -> dist.Work:
         works, self._batch = self._batch or [], None
         self.direct = self.direct_calls()
         tensors = [tensor for work in works for tensor in work.value or ()]
@@ -324,7 +375,7 @@ class UnisonoGroup(ProcessGroupBase):
 
     # ---- what a call returns ----
 
-    def _handle(self, work: Work, mode: _Mode, tensors: list[Any]) -> dist.Work:
+    def _handle(self, work: Work, mode: Mode, tensors: list[Any]) -> dist.Work:
         """The one handle of a call whose result is these tensors."""
         if mode.blocking:
             return FINISHED
@@ -333,7 +384,7 @@ class UnisonoGroup(ProcessGroupBase):
             self._batch.append(work)
         return CollectiveWork(work, self.run_in_order)
 
-    def _handle_all(self, works: Sequence[Work], mode: _Mode, tensors: list[Any]) -> dist.Work:
+    def _handle_all(self, works: Sequence[Work], mode: Mode, tensors: list[Any]) -> dist.Work:
         """The one handle of several calls, none of which has blocked."""
         work = AllOf(works)
         if mode.blocking:
@@ -345,52 +396,3 @@ class UnisonoGroup(ProcessGroupBase):
         if self._batch is not None:
             self._batch.append(work)
         return MessageWork(work, peer)
-
-
-class _Mode(NamedTuple):
-    """How torch wants a call: whether it blocks, and for how long (None: as the group does)."""
-
-    blocking: bool
-    timeout: float | None
-
-
-_ASYNCHRONOUS = _Mode(False, None)
-_BLOCKING = _Mode(True, None)
-_UNSET = timedelta(0)  # timeouts up to it are not set
-
-
-def _mode(opts: Any) -> _Mode:
-    if opts is None:
-        return _ASYNCHRONOUS
-    timeout = opts.timeout
-    if timeout > _UNSET:
-        return _Mode(not opts.asyncOp, environment.timeout(timeout.total_seconds()))
-    return _ASYNCHRONOUS if opts.asyncOp else _BLOCKING
-
-
-def _only(tensors: Sequence[Any]) -> Any:
-    """The one tensor of a list: torch's methods could take one for each of several devices."""
-    if len(tensors) != 1:
-        raise ArgumentError(f"expected one tensor for this rank, got {len(tensors)}")
-    return tensors[0]
-
-
-def _views(tensors: Sequence[Any], name: str) -> list[Buffer]:
-    check_length(tensors, f"parameter {name}")
-    return [view(tensor) for tensor in tensors]
-
-
-def _operator(opts: Any, data: Buffer | None = None) -> ReduceOp:
-    """The operator; with `data`, only if its numbers can be combined with it."""
-    if opts is None:
-        return ReduceOp.SUM
-    given = opts.reduceOp
-    op = OPERATORS.get(given.op.value) or ReduceOp.premul_sum(given.factor)
-    if data is not None:
-        arguments.check_operator(op, data)
-    return op
-
-
-def _root(opts: Any) -> int:
-    root: int = 0 if opts is None else opts.rootRank
-    return root

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from unisono.core import environment, registry, rendezvous
 from unisono.core.groups import WORLD_NAME, Group, separate_world
-from unisono.errors import ArgumentError
+from unisono.errors import ArgumentError, ArgumentTypeError, Unsupported
 from unisono.torch.backend import nccl
 from unisono.torch.backend.process_group import UnisonoGroup
 
-__all__ = ["check_devices", "create"]
+__all__ = ["check_devices", "create", "create_alone"]
 
 
 def check_devices(config: Any) -> None:
@@ -37,17 +39,42 @@ def create(options: Any, backend_options: Any) -> UnisonoGroup:
         ranks = options.global_ranks_in_group
         core = world.split_core(ranks, options.group_id, options.timeout)
     else:
-        core = _open(options)
+        ranks = options.global_ranks_in_group or None
+        name = options.group_id if ranks else WORLD_NAME
+        rank, size = options.group_rank, options.group_size
+        core = _open(options.store, rank, size, options.timeout, name, ranks)
+    return _group(core, options.store, options.timeout, backend_options)
+
+
+def create_alone(
+    store: Any, rank: int, world_size: int, timeout: timedelta, device: Any, **named: Any
+) -> UnisonoGroup:
+    """A group for `torch.distributed._dist2.new_group("unisono", ...)`, which torch does not keep.
+
+    Each is a world of its own, with a prefix of its own in the store that all of them share.
+    """
+    if named:
+        raise ArgumentTypeError(f"backend unisono takes no further arguments, got {list(named)}")
+    if device.type not in ("cpu", "cuda"):
+        raise Unsupported(f"backend unisono serves CPU tensors, not tensors on {device}")
+    number = next(_alone)
+    store = dist.PrefixStore(f"unisono/{number}/", store)
+    core = _open(store, rank, world_size, timeout, f"dist2 {number}", None)
+    return _group(core, store, timeout, None)
+
+
+_alone = itertools.count()
+
+
+def _group(core: Group, store: Any, timeout: timedelta, options: Any) -> UnisonoGroup:
     kind = nccl.GroupWithNccl if nccl.is_usable() else UnisonoGroup
-    return kind(core, options.store, options.timeout, backend_options)
+    return kind(core, store, timeout, options)
 
 
-def _open(options: Any) -> Group:
+def _open(store: Any, rank: int, size: int, timeout: timedelta, name: str, ranks: Any) -> Group:
     """A world of its own: torch's default group, or a group next to another backend's."""
-    launch = rendezvous.exchange_hosts(
-        options.store, options.group_rank, options.group_size, "torch's store"
+    launch = rendezvous.exchange_hosts(store, rank, size, "torch's store")
+    engine = registry.choose(None, launch).open(
+        launch, environment.timeout(timeout.total_seconds())
     )
-    timeout = environment.timeout(options.timeout.total_seconds())
-    engine = registry.choose(None, launch).open(launch, timeout)
-    ranks = options.global_ranks_in_group or None
-    return separate_world(engine, options.group_id if ranks else WORLD_NAME, ranks)
+    return separate_world(engine, name, ranks)

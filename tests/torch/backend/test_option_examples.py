@@ -6,20 +6,21 @@ from typing import Any
 
 import pytest
 
-from unisono.torch.backend import direct, options
+from unisono.torch.backend import direct
+from unisono.torch.backend.direct import option_examples
 
 pytestmark = pytest.mark.skipif(direct.native is None, reason="there is no native module")
 
 
-@pytest.mark.parametrize("name", options.CLASSES)
+@pytest.mark.parametrize("name", option_examples.CLASSES)
 def test_all_classes_of_options_are_found(name: str) -> None:
-    assert direct.native.learn_options(list(options.examples(name)))
+    assert direct.native.learn_options(list(option_examples.examples(name)))
 
 
 @pytest.mark.parametrize("field", range(1, 5))
 def test_a_field_that_does_not_fit_is_not_found(field: int) -> None:
     """One wrong value among all examples is enough: nothing is guessed."""
-    given: list[Any] = list(options.examples("ReduceOptions"))
+    given: list[Any] = list(option_examples.examples("ReduceOptions"))
     wrong = list(given[7])
     wrong[field] = not wrong[field] if field == 1 else wrong[field] + 1
     given[7] = tuple(wrong)
@@ -28,7 +29,9 @@ def test_a_field_that_does_not_fit_is_not_found(field: int) -> None:
 
 def test_a_field_that_could_be_elsewhere_is_not_found() -> None:
     """Examples that are all alike fit many places."""
-    alike = [each for each in options.examples("AllreduceOptions") if each[1:4] == (True, -1, 0)]
+    alike = [
+        each for each in option_examples.examples("AllreduceOptions") if each[1:4] == (True, -1, 0)
+    ]
     assert alike
     assert not direct.native.learn_options(alike)
 

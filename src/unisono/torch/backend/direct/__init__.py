@@ -19,7 +19,7 @@ from unisono.core.dtypes import ReduceOp
 from unisono.core.engine import Engine, Work
 from unisono.core.fast import registration
 from unisono.core.groups import Group
-from unisono.torch.backend import options
+from unisono.torch.backend.direct import option_examples
 
 __all__ = ["OPERATORS", "DirectCalls", "first_natively", "native"]
 
@@ -86,8 +86,8 @@ def _learn_operators() -> None:
 
 def _learn_options() -> None:
     """Let native code find the fields of torch's options; those not found are read by Python."""
-    for name in options.CLASSES:
-        native.learn_options(list(options.examples(name)))
+    for name in option_examples.CLASSES:
+        native.learn_options(list(option_examples.examples(name)))
 
 
 if native is not None:
