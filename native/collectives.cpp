@@ -70,7 +70,7 @@ void all_reduce_sliced(Context& c, bool begun) {
 }
 
 void all_reduce(Context& c) {
-    const std::size_t limit = c.n == 2 ? std::size_t{32} << 10 : std::size_t{8} << 10;
+    constexpr std::size_t limit = std::size_t{8} << 10;
     if (c.leaves_slot_empty()) {
         c.group.begin_step();
         c.first_barrier();

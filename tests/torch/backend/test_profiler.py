@@ -92,8 +92,8 @@ def look_at_details(rank, folder):
         assert part in text, part
     _, (blocking, goes_on, start) = spans(profiler, "unisono:")
     assert [blocking.input_shapes, start.input_shapes] == [[[3, 4]], [[5]]]
-    assert goes_on.time_range.start <= start.time_range.start
-    assert goes_on.time_range.end >= start.time_range.end
+    # A short call may end before the span of its start does.
+    assert goes_on.time_range.start <= start.time_range.start <= goes_on.time_range.end
 
 
 def test_a_span_has_bytes_group_rank_and_shapes(run):
