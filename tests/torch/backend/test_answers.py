@@ -35,18 +35,6 @@ QUESTIONS = {
 }
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    with cases.PooledRanks(RANKS, tmp_path_factory.mktemp("store")) as pooled:
-        yield pooled
-
-
-@pytest.fixture
-def run(ranks, tmp_path):
-    """`run(function, *args)` calls `function(rank, folder, *args)` on all ranks of the group."""
-    return functools.partial(ranks.run, tmp_path)
-
-
 def answer(question, group):
     """What a question gives: a value, or the kind of refusal."""
     try:

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as native_c10d
 
-from tests.helpers import backend_cases as cases
 from tests.helpers.backend_cases import join, same
 from unisono.errors import ArgumentTypeError
 
@@ -24,18 +23,6 @@ RANKS = 2
 WIDTH = 3  # elements of a rank's part
 ROOT = 1
 STYLES = ("needed", "all", "named")
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    with cases.PooledRanks(RANKS, tmp_path_factory.mktemp("store")) as pooled:
-        yield pooled
-
-
-@pytest.fixture
-def run(ranks, tmp_path):
-    """`run(function, *args)` calls `function(rank, folder, *args)` on all ranks of the group."""
-    return functools.partial(ranks.run, tmp_path)
 
 
 # ---- the forms, as torch documents them ----------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 
 import pytest
@@ -14,23 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import unisono.torch.distributed as face
-from tests.helpers import backend_cases as cases
 from tests.helpers.backend_cases import join, same
 from tests.helpers.processes import wait_until
 
 RANKS = 2
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    with cases.PooledRanks(RANKS, tmp_path_factory.mktemp("store")) as pooled:
-        yield pooled
-
-
-@pytest.fixture
-def run(ranks, tmp_path):
-    """`run(function, *args)` calls `function(rank, folder, *args)` on all ranks of the group."""
-    return functools.partial(ranks.run, tmp_path)
 
 
 def profiled(**options):

@@ -33,18 +33,6 @@ from unisono.errors import CommTimeout
 RANKS = 3
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    with cases.PooledRanks(RANKS, tmp_path_factory.mktemp("store")) as pooled:
-        yield pooled
-
-
-@pytest.fixture
-def run(ranks, tmp_path):
-    """`run(function, *args)` calls `function(rank, folder, *args)` on all ranks of the group."""
-    return functools.partial(ranks.run, tmp_path)
-
-
 total = functools.partial(cases.total, RANKS)
 
 # ---- works ---------------------------------------------------------------------------------------
