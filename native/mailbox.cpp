@@ -23,7 +23,7 @@ struct alignas(64) CellHeader {
     std::uint32_t context;
     std::uint32_t item_bytes;
     std::uint8_t dtype_code;
-    bool offered;  ///< an MessageOffer follows, not the bytes of the message
+    std::uint8_t offered;  ///< not 0: a MessageOffer follows, not the bytes of the message
 };
 
 /// Where the message is in the memory of the sender. The sender moves or withdraws it when its
@@ -306,7 +306,7 @@ void Mailbox::deliver_first_cell(int source, const std::byte* cell) {
         incoming.transfer = transfer;
     }
     incoming.active = true;
-    incoming.offered = header.offered;
+    incoming.offered = header.offered != 0;
     incoming.left = header.bytes;
 }
 
