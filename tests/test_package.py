@@ -70,6 +70,7 @@ def test_the_project_says_where_it_lives(metadata: Message) -> None:
 # ---- the source archive --------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_source_archive_has_what_its_tests_need(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / call_backend("build_sdist", tmp_path)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}

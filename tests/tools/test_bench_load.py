@@ -53,7 +53,8 @@ def test_a_busy_machine_is_told(tmp_path: Path) -> None:
     assert again[-1] == done.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("table", ["faces", pytest.param("ddp", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("table", ["faces", "ddp"])
 def test_other_tables_have_it_too(table: str) -> None:
     pytest.importorskip("torch")
     more = ["--parameters", "50K", "--against", ""] if table == "ddp" else ["--engine", "threads"]

@@ -18,7 +18,7 @@ from tests.helpers.leftovers import Leftovers
 from tests.helpers.paths import with_tests
 from tests.helpers.processes import DEADLINE, wait_until
 from tests.helpers.refusals import CALLS, CAN_REFUSE, refusing
-from tests.helpers.thorough import essential, essential_rows
+from tests.helpers.thorough import essential_rows
 from unisono.core import registry
 from unisono.tools.doctor import probe
 
@@ -76,6 +76,7 @@ def test_the_verdict_comes_first_and_gaps_on_request() -> None:
     assert any(line.startswith("gap  ") for line in more)
 
 
+@pytest.mark.thorough
 def test_doctor_tells_which_launcher_it_sees() -> None:
     """And its own jobs have nothing to do with that."""
     variables = {"UNISONO_RANK": "1", "UNISONO_SIZE": "3", "UNISONO_JOB": "job"}
@@ -184,7 +185,8 @@ def test_a_hint_is_whole_on_a_terminal() -> None:
     assert "pip install 'mpi4py>=4' mpich" in shown
 
 
-@pytest.mark.parametrize("columns", essential(1, [60, 100]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("columns", [60, 100])
 def test_lines_fit_the_terminal(columns: int) -> None:
     lines = on_a_terminal([*QUICK, "doctor", "--gaps"], columns).splitlines()
     assert any(line.startswith("engine  ") for line in lines)

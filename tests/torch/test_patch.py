@@ -134,6 +134,7 @@ assert type(dist.group.WORLD).__module__.startswith("unisono.")
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "code",
     [
@@ -179,6 +180,7 @@ assert shrunk.name() == dist.get_backend() == "gloo"
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.thorough
 def test_other_backends_are_left_alone() -> None:
     code = """
 import unisono

@@ -124,6 +124,7 @@ for group in groups:
 """
 
 
+@pytest.mark.thorough
 def test_dist2_makes_groups(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(DIST2)

@@ -63,6 +63,7 @@ def compare_names(rank, folder):
     assert names[1] == expected.split()
 
 
+@pytest.mark.thorough
 def test_the_profiler_shows_what_it_shows_of_gloo(run):
     run(compare_names)
 

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.helpers.launcher import run as run_by_unisono
+from tests.helpers.thorough import essential_rows
 
 DEADLINE = 120
 
@@ -35,7 +36,9 @@ print(type(dist.group.WORLD).__name__, dist.get_backend_config())
 """
 
 
-@pytest.mark.parametrize(("value", "found"), [("1", "UnisonoGroup"), ("0", "ProcessGroup")])
+@pytest.mark.parametrize(
+    ("value", "found"), essential_rows(1, [("1", "UnisonoGroup"), ("0", "ProcessGroup")])
+)
 def test_a_variable_makes_it_the_default(value: str, found: str) -> None:
     name, config = python(BARE, UNISONO_TORCH_DEFAULT=value).split()
     assert name == found
