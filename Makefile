@@ -205,9 +205,12 @@ NEWEST_TESTS := tests/test_numpy_only.py tests/test_cli.py tests/tools/test_demo
                 tests/engines/test_verbs.py tests/engines/test_failures.py tests/launch/test_spawn.py
 
 # What depends on the version of Python: how native code finds the user's line, what Python prints,
-# how processes start. Builds with the newest python3.N on PATH, if that is newer than PYTHON.
+# how processes start. Builds with the newest python3.N on PATH, or that pyenv has, if that is newer
+# than PYTHON.
 NEWEST = $(shell for minor in $$(seq 30 -1 $$(($(VERSION:3.%=%) + 1))); do \
-             python3.$$minor -c "" 2> /dev/null && echo python3.$$minor && break; done)
+             for python in python3.$$minor $$(pyenv root 2> /dev/null)/versions/3.$$minor.*/bin/python3; do \
+                 $$python -c "" 2> /dev/null && echo $$python && break 2; \
+             done; done)
 
 test-newest: export UNISONO_TEST_ENGINES = threads,shm
 test-newest:
