@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from derived import collective_page
+from derived import api_page, collective_page, errors_page, sharp_edges_page
 from unisono import mapping
 
 DOCS = Path(__file__).parent
@@ -48,6 +48,11 @@ def derived_pages() -> dict[str, str]:
         pages[f"collectives/index{suffix}.md"] = collective_page.index_page(language)
         for name in mapping.load():
             pages[f"collectives/{name}{suffix}.md"] = collective_page.page(name, language)
+        pages[f"api/index{suffix}.md"] = api_page.index_page(language)
+        for name in api_page.MODULES:
+            pages[f"api/{api_page.path(name)}{suffix}.md"] = api_page.page(name, language)
+        pages[f"errors{suffix}.md"] = errors_page.page(language)
+        pages[f"sharp-edges{suffix}.md"] = sharp_edges_page.page(language)
     return pages
 
 

@@ -70,7 +70,7 @@ _TEXTS = {
         "see": "示例与原因见 [{}]({})",
         "torch": "此处没有示例，因为求梯度需要 torch：见 [torch 中的梯度](../torch-gradients.md)。",
         "mindspore": "此处没有示例，因为求梯度需要 MindSpore：见 "
-        "[MindSpore 中的梯度](../mindspore.md#_4)。",
+        "[MindSpore 中的梯度](../mindspore.md#梯度)。",
         "launcher": "此处没有示例，因为示例中的进程已经启动：见[教程](../tutorial.md)。",
         "terminal": "此处没有示例，因为需要终端：见 [Debugging one rank]"
         "(../running.md#debugging-one-rank)。",

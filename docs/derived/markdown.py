@@ -42,11 +42,11 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in lines)
 
 
-def columns(torch: str, mindspore: str) -> str:
-    """Put PyTorch's side and MindSpore's beside each other, or below on a narrow screen."""
+def columns(*texts: str, titles: Sequence[str] = ("PyTorch", "MindSpore")) -> str:
+    """Put texts beside each other, or one below the other on a narrow screen."""
     cells = [
-        f'<div markdown>\n\n**{title}**\n\n{text}\n\n</div>'
-        for title, text in (("PyTorch", torch), ("MindSpore", mindspore))
+        f"<div markdown>\n\n**{title}**\n\n{text}\n\n</div>"
+        for title, text in zip(titles, texts, strict=True)
     ]
     return '<div class="grid" markdown>\n\n' + "\n\n".join(cells) + "\n\n</div>"
 

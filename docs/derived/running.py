@@ -15,14 +15,14 @@ from typing import Any
 import unisono
 from unisono.mindspore.ops import communication
 
-__all__ = ["DIALECTS", "RANKS", "Example", "Pair", "example", "pair", "without"]
+__all__ = ["DIALECTS", "RANKS", "Example", "Pair", "example", "pair", "run", "without"]
 
 RANKS = 4
 DIALECTS = ("torch", "mindspore")
 #: Calls that wait in vain, as some examples do, are given up after this many seconds.
 _PATIENCE = 20.0
-#: This example shows how a job ends whose limit is short.
-_SHORT = {"no_monitored_mindspore": 1.0}
+#: These examples show how a job ends whose limit is short.
+_SHORT = {"no_monitored_mindspore": 1.0, "comm_timeout": 1.0}
 
 
 @dataclass(frozen=True)
