@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from derived import api_page, collective_page, errors_page, sharp_edges_page
+
 from unisono import mapping
 
 DOCS = Path(__file__).parent
@@ -20,7 +21,7 @@ LANGUAGES = {"en": "", "zh": ".zh"}
 
 
 def on_config(config: Any) -> Any:
-    """Prepare the folder that the site is built from; once, though there is a build per language."""
+    """Prepare the folder that the site is built from: once, for the builds of all languages."""
     if config.docs_dir != str(TARGET):
         os.environ["UNISONO_TRACE"] = "0"  # some examples fail on purpose
         prepare(TARGET)
@@ -31,9 +32,7 @@ def on_config(config: Any) -> Any:
 def prepare(target: Path) -> None:
     """Write all pages into a folder."""
     shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(
-        DOCS, target, ignore=shutil.ignore_patterns("*.py", "derived", "__pycache__")
-    )
+    shutil.copytree(DOCS, target, ignore=shutil.ignore_patterns("*.py", "derived", "__pycache__"))
     for page in target.glob("*.md"):
         page.write_text(_other_language(page), encoding="utf-8")
     for path, text in derived_pages().items():
@@ -49,7 +48,7 @@ def derived_pages() -> dict[str, str]:
         for name in mapping.load():
             pages[f"collectives/{name}{suffix}.md"] = collective_page.page(name, language)
         pages[f"api/index{suffix}.md"] = api_page.index_page(language)
-        for name in api_page.MODULES:
+        for name in api_page.modules():
             pages[f"api/{api_page.path(name)}{suffix}.md"] = api_page.page(name, language)
         pages[f"errors{suffix}.md"] = errors_page.page(language)
         pages[f"sharp-edges{suffix}.md"] = sharp_edges_page.page(language)

@@ -11,58 +11,14 @@ from typing import Any
 
 from derived import markdown
 from derived.markdown import code, table
+from derived.texts import read, texts
 
-__all__ = ["MODULES", "index_page", "page", "path"]
+__all__ = ["index_page", "modules", "page", "path"]
 
-#: The public modules, and what each is for.
-MODULES = {
-    "unisono": {"en": "Starting ranks, shared arrays, errors.", "zh": "启动进程、共享数组、错误。"},
-    "unisono.torch.distributed": {
-        "en": "The PyTorch face.",
-        "zh": "PyTorch 的写法。",
-    },
-    "unisono.torch.distributed.nn.functional": {
-        "en": "Collectives that torch's autograd differentiates.",
-        "zh": "torch 的 autograd 可以求导的集合通信。",
-    },
-    "unisono.mindspore.communication": {
-        "en": "The MindSpore face: start, ranks and groups.",
-        "zh": "MindSpore 的写法：启动、编号与通信组。",
-    },
-    "unisono.mindspore.communication.comm_func": {
-        "en": "The MindSpore face: collectives that return new tensors.",
-        "zh": "MindSpore 的写法：返回新张量的集合通信。",
-    },
-    "unisono.mindspore.mint.distributed": {
-        "en": "The MindSpore face: collectives in place, as in torch.",
-        "zh": "MindSpore 的写法：与 torch 一样就地写入的集合通信。",
-    },
-    "unisono.mindspore.ops.communication": {
-        "en": "The MindSpore face: what replaces comm_func.",
-        "zh": "MindSpore 的写法：comm_func 的替代模块。",
-    },
-    "unisono.mindspore.ops": {
-        "en": "The MindSpore face: primitives, built once and called later.",
-        "zh": "MindSpore 的写法：原语，先构造，后调用。",
-    },
-    "unisono.errors": {"en": "Every error.", "zh": "所有错误。"},
-}
-_TEXTS = {
-    "en": {
-        "title": "API",
-        "about": "Names, signatures and arguments of the faces are those of torch 2.13 and "
-        "MindSpore 2.10. Each example is run by the tests.",
-        "module": "module",
-        "what": "has",
-    },
-    "zh": {
-        "title": "API",
-        "about": "各接口的名称、签名与参数同 torch 2.13 与 MindSpore 2.10。说明取自程序中的英文文档，"
-        "其中的示例都由测试运行。",
-        "module": "模块",
-        "what": "内容",
-    },
-}
+
+def modules() -> list[str]:
+    """Return the names of the public modules."""
+    return list(read()["modules"])
 
 
 def path(module: str) -> str:
@@ -72,16 +28,19 @@ def path(module: str) -> str:
 
 def index_page(language: str) -> str:
     """Return the list of modules."""
-    text = _TEXTS[language]
+    text = texts("api", language)
     rows = [[text["module"], text["what"]]]
-    rows += [[f"[`{name}`]({path(name)}.md)", about[language]] for name, about in MODULES.items()]
+    rows += [
+        [f"[`{name}`]({path(name)}.md)", about[language]]
+        for name, about in read()["modules"].items()
+    ]
     return markdown.document([f"# {text['title']}", text["about"], table(rows)])
 
 
 def page(name: str, language: str) -> str:
     """Return the page of a module: what it is, and each of its names."""
     module = importlib.import_module(name)
-    blocks = [f"# {name}", MODULES[name][language], _docstring(module)]
+    blocks = [f"# {name}", read()["modules"][name][language], _docstring(module)]
     for member in sorted(module.__all__, key=str.lower):
         blocks += _member(member, getattr(module, member))
     return markdown.document(filter(None, blocks))

@@ -25,6 +25,11 @@ class Movement:
     before: tuple[Row, ...]
     after: tuple[Row, ...]
 
+    @property
+    def has_sums(self) -> bool:
+        """Tell whether a number comes from all ranks."""
+        return any(source_of(number) is None for row in self.after for number in row)
+
 
 def source_of(number: int) -> int | None:
     """Tell which rank a number comes from; None for a sum.

@@ -6,7 +6,6 @@ import unisono.torch.distributed as dist
 from unisono.mindspore.communication import comm_func
 
 
-
 def example_torch(rank):
     x, y = np.arange(4) + 10 * rank, np.empty(4, int)
     work = dist.isend(x, (rank + 1) % 4)

@@ -48,9 +48,9 @@ def copy_right(rank):
 def early_look_wrong(rank):
     x = np.full(2, rank)
     work = dist.all_reduce(x, async_op=True)
-    y = x.copy()  # too early: old, new or a mixture
+    early = x.copy()  # old, new or a mixture
     work.wait()
-    print("y means nothing")
+    print(early.shape, "but its values mean nothing")
 
 
 def early_look_right(rank):
