@@ -99,7 +99,7 @@ def _figure(drawing: str, caption: str) -> str:
 
 def _programs(pair: running.Pair) -> str:
     return columns(
-        *(f"{code(example.source)}\n\n{code(example.shown, 'text')}" for example in pair.values())
+        *(f"{code(example.source)}\n\n{code(example.shown, 'output')}" for example in pair.values())
     )
 
 

@@ -29,5 +29,5 @@ def page(language: str) -> str:
         program = getattr(examples, re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(), None)
         if program:
             shown = running.run(program)
-            blocks += [text["prints"], code(shown.source), code(shown.shown, "text")]
+            blocks += [text["prints"], code(shown.source), code(shown.shown, "output")]
     return markdown.document(blocks)

@@ -19,6 +19,6 @@ def page(language: str) -> str:
         edge = texts(f"edge.{name}", language)
         blocks += [f"## {edge['title']}", edge["text"]]
         shown = [running.run(getattr(sharp_edges, f"{name}_{side}")) for side in ("wrong", "right")]
-        programs = [f"{code(each.source)}\n\n{code(each.shown, 'text')}" for each in shown]
+        programs = [f"{code(each.source)}\n\n{code(each.shown, 'output')}" for each in shown]
         blocks.append(markdown.columns(*programs, titles=titles))
     return markdown.document(blocks)
