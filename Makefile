@@ -319,7 +319,7 @@ bench-faults: .venv/.installed .venv/.dev
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: .venv-docs/.installed
 	$(DOCS)/python docs/gradient_table.py
-	$(DOCS)/mkdocs build --strict --quiet
+	$(DOCS)/mkdocs build --strict
 
 test-docs: .venv-docs/.installed
 	$(DOCS)/python -m pytest tests/docs/test_site.py
