@@ -11,7 +11,6 @@ from unisono import mapping
 from unisono.mapping import Difference, Pair
 from unisono.tools.diff.selection import Selection, find
 from unisono.tools.diff.wording import (
-    Label,
     call_text,
     in_language,
     labels,
@@ -58,19 +57,13 @@ def page(name: str, language: str) -> str:
     text = texts("collectives", language)
     blocks = [f"# {name}", inline(in_language(language, selection.entry.title))]
     blocks += _picture(name, language)
-    blocks.append(
-        f'??? note "{text["run"]}"\n' + markdown.indent(f"{text['how']}\n\n{code(_PROGRAM)}")
-    )
+    program = markdown.indent(f"{text['how']}\n\n{code(_PROGRAM)}")
+    blocks.append(f'??? note "{text["run"]}"\n{program}')
     blocks.append(f"## {label('heading', 'calls')}")
-    if any(
-        each.shape
-        for pair in selection.pairs
-        for row in pair.results
-        for each in (row.torch, row.mindspore)
-    ):
+    if name in movement.movements():
         blocks.append(text["shapes"])
     for pair in selection.pairs:
-        blocks += _pair(selection, pair, label)
+        blocks += _pair(selection, pair, language)
     blocks.append(f"## {label('heading', 'differences')}")
     for item in selection.differences:
         blocks += _difference(name, item, language)
@@ -103,8 +96,9 @@ def _programs(pair: running.Pair) -> str:
     )
 
 
-def _pair(selection: Selection, pair: Pair, label: Label) -> Iterator[str]:
+def _pair(selection: Selection, pair: Pair, language: str) -> Iterator[str]:
     """Yield two signatures side by side, then their parameters and results."""
+    label, comma = labels(language), texts("collectives", language)["comma"]
     calls = {call.path: call for call in selection.entry.calls}
     yield f"### {pair.name}"
     sides = [calls[path] if path else None for path in (pair.torch, pair.mindspore)]
@@ -123,7 +117,7 @@ def _pair(selection: Selection, pair: Pair, label: Label) -> Iterator[str]:
             outcomes = [
                 inline(outcome_text(each, label)) for each in (result.torch, result.mindspore)
             ]
-            when = f"{inline(label('mode', result.mode))}, {label('rank', result.rank)}"
+            when = f"{inline(label('mode', result.mode))}{comma}{label('rank', result.rank)}"
             rows.append([when, *outcomes])
         yield f"**{label('heading', 'results')}**"
         yield table(rows)

@@ -13,7 +13,7 @@ __all__ = ["draw", "draw_barrier"]
 _CELL = 44
 _ROW = 34
 _LABEL = 84
-_GAP = 92
+_GAP = 126
 _TOP = 34
 
 

@@ -47,7 +47,10 @@ _NAMES = ("input_x", "the result")  # what the caller calls source and destinati
 class AlltoAll(OperatorPrimitive):
     """Cut a tensor along one dimension, exchange the blocks, join them along another.
 
-    >>> unisono.spawn(lambda: ops.AlltoAll(2, 0, 0)(np.arange(4) + 10 * dist.get_rank()).tolist(), 2)
+    >>> def exchange():
+    ...     x = np.arange(4) + 10 * dist.get_rank()
+    ...     return ops.AlltoAll(2, 0, 0)(x).tolist()
+    >>> unisono.spawn(exchange, 2)
     [[0, 1, 10, 11], [2, 3, 12, 13]]
     """
 

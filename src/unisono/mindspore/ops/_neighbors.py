@@ -150,8 +150,10 @@ class NeighborExchangeV2(_Borders, OperatorPrimitive):
     Lengths are those of top, bottom, left and right. A neighbor -1 does not exist.
 
     >>> def bordered():
-    ...     below, above = [-1] * 4 + [1] + [-1] * 3, [0] + [-1] * 7
-    ...     ranks, lengths = (below, [0, 1, 0, 0]) if dist.get_rank() == 0 else (above, [1, 0, 0, 0])
+    ...     if dist.get_rank() == 0:
+    ...         ranks, lengths = [-1] * 4 + [1] + [-1] * 3, [0, 1, 0, 0]  # rank 1 is below
+    ...     else:
+    ...         ranks, lengths = [0] + [-1] * 7, [1, 0, 0, 0]  # rank 0 is above
     ...     exchange = ops.NeighborExchangeV2(ranks, lengths, ranks, lengths, "NCHW")
     ...     return exchange(np.full((1, 1, 1, 2), float(dist.get_rank())))[0, 0].tolist()
     >>> unisono.spawn(bordered, 2)
