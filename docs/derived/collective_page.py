@@ -136,6 +136,8 @@ def _difference(name: str, item: Difference, language: str) -> Iterator[str]:
     reason = inline(in_language(language, item.reason))
     yield f"*{label('heading', 'why')}*{text['colon']}{reason}"
     if shown := running.pair(item.id):
+        if running.is_alone(item.id):
+            yield text["alone"]
         yield _programs(shown)
     else:
         yield text[str(running.without(item.id))]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import io
+import os
+import subprocess
 import sys
 import textwrap
 import threading
@@ -15,7 +17,7 @@ from typing import Any
 import unisono
 from unisono.mindspore.ops import communication
 
-__all__ = ["DIALECTS", "RANKS", "Example", "Pair", "example", "pair", "run", "without"]
+__all__ = ["DIALECTS", "RANKS", "Example", "Pair", "example", "is_alone", "pair", "run", "without"]
 
 RANKS = 4
 DIALECTS = ("torch", "mindspore")
@@ -41,6 +43,8 @@ class Example:
         >>> Example("", ("1\\n", "", "", "")).shown
         '[0] 1'
         """
+        if len(self.outputs) == 1:  # a program of its own
+            return self.outputs[0].rstrip()
         if len(set(self.outputs)) == 1:
             labelled = [(f"0-{RANKS - 1}", self.outputs[0])]
         else:
@@ -99,6 +103,21 @@ def run(function: Callable[[int], None]) -> Example:
     return Example(_body(function), tuple(outputs))
 
 
+def run_alone(function: Callable[[int], None]) -> Example:
+    """Run an example as a program of its own, which no launcher has started."""
+    module = inspect.getsource(sys.modules[function.__module__])
+    imports = [line for line in module.splitlines() if line.startswith(("import ", "from "))]
+    program = "\n".join([*imports, _body(function)])
+    environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True,
+        timeout=_PATIENCE, check=False,
+    )  # fmt: skip
+    if done.returncode or not done.stdout:
+        raise RuntimeError(f"the example {function.__name__} fails: {done.stderr}")
+    return Example(_body(function), (done.stdout,))
+
+
 def _body(function: Callable[[int], None]) -> str:
     lines = inspect.getsource(function).splitlines()
     return textwrap.dedent("\n".join(lines[1:])).strip()
@@ -111,7 +130,13 @@ def pair(identity: str) -> Pair | None:
     entry, _, name = identity.partition(".")
     plain = name.replace("-", "_").replace(".", "_")
     module = _module(entry)
-    return {dialect: run(getattr(module, f"{plain}_{dialect}")) for dialect in DIALECTS}
+    start = run_alone if is_alone(identity) else run
+    return {dialect: start(getattr(module, f"{plain}_{dialect}")) for dialect in DIALECTS}
+
+
+def is_alone(identity: str) -> bool:
+    """Tell whether the programs of a difference are one process, without a launcher."""
+    return identity in getattr(_module(identity.partition(".")[0]), "ALONE", ())
 
 
 def example(entry: str) -> Pair | None:

@@ -1,6 +1,7 @@
 """Examples of starting, ranks and groups, and of differences that many collectives share."""
 
 import asyncio
+import os
 import warnings
 
 import numpy as np
@@ -14,11 +15,51 @@ from unisono.mindspore.ops import communication
 WITHOUT = {
     "groups.gradients": "torch",
     "groups.no-gradient": "mindspore",
-    "groups.start": "launcher",
-    "groups.before-init": "launcher",
-    "groups.alone": "launcher",
-    "groups.backends": "launcher",
 }
+#: These are programs of their own, one process without a launcher.
+ALONE = {"groups.alone", "groups.backends", "groups.before-init", "groups.start"}
+
+
+def alone_torch(rank):
+    dist.init_process_group()
+    print(dist.get_rank(), dist.get_world_size())
+
+
+def alone_mindspore(rank):
+    comm.init()
+    print(comm.get_rank(), comm.get_group_size())
+
+
+def backends_torch(rank):
+    dist.init_process_group("nccl")
+    print(dist.get_backend())
+
+
+def backends_mindspore(rank):
+    comm.init("hccl")
+    print(dist.get_backend())
+
+
+def before_init_torch(rank):
+    try:
+        dist.get_rank()
+    except ValueError as error:
+        print(str(error).partition(";")[0])
+
+
+def before_init_mindspore(rank):
+    print(comm.get_rank(), comm.get_group_size())
+
+
+def start_torch(rank):
+    dist.init_process_group(rank=0, world_size=1)
+    print(dist.get_rank(), dist.get_world_size())
+
+
+def start_mindspore(rank):
+    os.environ.update(RANK="0", WORLD_SIZE="1")  # as a launcher does
+    comm.init()
+    print(comm.get_rank(), comm.get_group_size())
 
 
 def comm_name_torch(rank):
