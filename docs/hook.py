@@ -29,6 +29,13 @@ def on_config(config: Any) -> Any:
     return config
 
 
+def on_serve(server: Any, config: Any, builder: Any) -> Any:
+    """Watch what people edit, not the copy, which each build writes anew."""
+    server.unwatch(str(TARGET))
+    server.watch(str(DOCS))
+    return server
+
+
 def prepare(target: Path) -> None:
     """Write all pages into a folder."""
     shutil.rmtree(target, ignore_errors=True)

@@ -147,18 +147,27 @@ def test_pages_load_and_fit_the_screen(
 
 
 @in_a_browser
-@pytest.mark.parametrize("language", ["", "zh/"], ids=["English", "Chinese"])
-def test_the_search_finds_all_to_all(address: str, language: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("language", "word", "found"),
+    [
+        ("", "all_to_all", "collectives/all_to_all/"),
+        ("zh/", "all_to_all", "zh/collectives/all_to_all/"),
+        ("zh/", "通信组", "zh/tutorial/"),
+    ],
+)
+def test_the_search_finds_words_of_both_languages(
+    address: str, language: str, word: str, found: str, tmp_path: Path
+) -> None:
     with Browser(tmp_path, *DESKTOP) as browser:
         browser.open(f"{address}{language}")
         browser.ask(
             "(() => { const box = document.querySelector('.md-search__input'); box.focus();"
-            "box.value = 'all_to_all'; box.dispatchEvent(new Event('input', {bubbles: true}));"
+            f"box.value = '{word}';"
+            "box.dispatchEvent(new Event('input', {bubbles: true}));"
             "box.dispatchEvent(new Event('keyup', {bubbles: true})); })()"
         )
-        wanted = f"{address}{language}collectives/all_to_all/"
         links = "[...document.querySelectorAll('.md-search-result__link')].map(each => each.href)"
-        browser.until(f"{links}.some(each => each.startsWith('{wanted}'))")
+        browser.until(f"{links}.some(each => each.startsWith('{address}{found}'))")
         assert browser.errors == []
 
 
