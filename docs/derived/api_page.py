@@ -10,7 +10,7 @@ import textwrap
 from typing import Any
 
 from derived import markdown
-from derived.markdown import code, table
+from derived.markdown import code, inline, table
 from derived.texts import read, texts
 
 __all__ = ["index_page", "modules", "page", "path"]
@@ -49,7 +49,7 @@ def page(name: str, language: str) -> str:
 
 
 def _member(name: str, value: Any) -> list[str]:
-    title = f"## {name.replace('__', chr(92) + '_' + chr(92) + '_')}"
+    title = f"## {inline(name)}"
     if inspect.ismodule(value):
         return [title, f"`{value.__name__}`"]
     if not callable(value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import io
@@ -79,8 +80,9 @@ class _PerThread(io.TextIOBase):
             self._own.buffer = None
 
 
+@functools.cache
 def run(function: Callable[[int], None]) -> Example:
-    """Run an example on four ranks."""
+    """Run an example on four ranks; once, for the pages of all languages."""
     from unisono.core import groups
 
     writer = _PerThread(sys.stdout)
@@ -103,6 +105,7 @@ def run(function: Callable[[int], None]) -> Example:
     return Example(_body(function), tuple(outputs))
 
 
+@functools.cache
 def run_alone(function: Callable[[int], None]) -> Example:
     """Run an example as a program of its own, which no launcher has started."""
     module = inspect.getsource(sys.modules[function.__module__])

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import doctest
 import inspect
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-from derived import api_page, collective_page, errors_page, movement, picture, running, texts
+from derived import (
+    api_page,
+    collective_page,
+    errors_page,
+    markdown,
+    movement,
+    picture,
+    running,
+    texts,
+)
 from derived.examples import errors as error_examples
 
 from unisono import errors, mapping
@@ -106,6 +117,12 @@ def test_examples_of_docstrings_become_code() -> None:
     page = api_page.page("unisono", "en")
     assert "```pycon\n>>> from unisono.core import groups\n" in page
     assert not re.search(r"^>>>(?![^`]*```)", page, re.MULTILINE)
+
+
+@pytest.mark.parametrize("module", [markdown, movement, running, texts])
+def test_examples_in_docstrings(module: ModuleType) -> None:
+    found = doctest.testmod(module)
+    assert found.failed == 0 and found.attempted > 0
 
 
 def test_texts_are_in_both_languages() -> None:
