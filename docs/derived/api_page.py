@@ -10,7 +10,7 @@ import textwrap
 from typing import Any
 
 from derived import markdown
-from derived.markdown import code, inline, table
+from derived.markdown import code, table
 from derived.texts import read, texts
 
 __all__ = ["index_page", "modules", "page", "path"]
@@ -49,16 +49,18 @@ def page(name: str, language: str) -> str:
 
 
 def _member(name: str, value: Any) -> list[str]:
-    title = f"## {inline(name)}"
+    title = f"## `{name}`"
     if inspect.ismodule(value):
         return [title, f"`{value.__name__}`"]
     if not callable(value):
         return [title, code(f"{name} = {value!r}")]
     blocks = [title, code(f"{_kind(value)}{name}{_signature(value)}"), _docstring(value)]
     if inspect.isclass(value) and not issubclass(value, BaseException):
+        inherited = set().union(*(vars(base) for base in value.__mro__[1:]))
         for method, function in sorted(vars(value).items()):
-            if not method.startswith("_") and inspect.isfunction(function):
-                blocks += [f"### {name}.{method}", code(f"{method}{_signature(function)}")]
+            public = not method.startswith("_") and method not in inherited
+            if public and inspect.isfunction(function):
+                blocks += [f"### `{name}.{method}`", code(f"{method}{_signature(function)}")]
                 blocks.append(_docstring(function))
     return blocks
 
