@@ -22,7 +22,8 @@
 #   make sanitize   the C++ tests under address, undefined and thread sanitizers
 #   make model      the protocol of the shared memory, checked with spin (apt-get install spin)
 #   make bench      the table in the README
-#   make docs       the tables of the documents that come from the mapping table
+#   make docs       the site, in build/site, and the tables of documents that come from the mapping table
+#   make test-docs  the site in a browser (apt-get install chromium)
 #   make lint       ruff, mypy, clang-format;   make format   fixes what they can fix
 #   make clean      removes the environments and build
 #
@@ -31,6 +32,7 @@ PYTHON ?= python3
 SHELL := /bin/bash
 BIN := .venv/bin
 SPORE := .venv-mindspore/bin
+DOCS := .venv-docs/bin
 SOURCES := $(shell find src native -type f \( -name '*.py' -o -name '*.pyi' -o -name '*.toml' -o -name '*.[ch]pp' \)) \
            CMakeLists.txt pyproject.toml README.md
 CPP := $(shell find native -name '*.[ch]pp')
@@ -70,7 +72,7 @@ endef
         rest-python rest-engines rest-general rest-mindspore \
         torch-suite test-newest test-arm test-sdist wheels test-openmpi test-recipes \
         soak fuzz flips resources sanitize model \
-        bench bench-hosts bench-faults docs clean
+        bench bench-hosts bench-faults docs test-docs clean
 
 demo: .venv/.installed
 	$(BIN)/unisono demo
@@ -310,8 +312,20 @@ bench-hosts: .venv/.installed .venv/.dev
 bench-faults: .venv/.installed .venv/.dev
 	$(BIN)/python -m tests.long.bench_faults
 
-docs: .venv/.installed
-	$(BIN)/python docs/gradient_table.py
+# The site needs no framework, so it has an environment of its own: mkdocs brings thirty packages.
+.venv-docs/.installed: build/wheel/.made
+	$(PYTHON) -m venv .venv-docs
+	$(DOCS)/python -m pip install --quiet --upgrade pip
+	$(call install,$(DOCS)/python,--group docs)
+	touch $@
+
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: .venv-docs/.installed
+	$(DOCS)/python docs/gradient_table.py
+	$(DOCS)/mkdocs build --strict
+
+test-docs: .venv-docs/.installed
+	$(DOCS)/python -m pytest tests/docs/test_site.py
 
 clean:
-	rm -rf .venv .venv-mindspore .venv-bare .venv-newest .venv-openmpi .venv-recipes build dist
+	rm -rf .venv .venv-mindspore .venv-bare .venv-newest .venv-openmpi .venv-recipes .venv-docs build dist

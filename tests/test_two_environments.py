@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.helpers.paths import mindspore_python
 
 TORCH = """
 import torch
@@ -44,18 +42,6 @@ parts, _ = comm_func.all_gather_into_tensor(Tensor(np.array([2.5, 3.5], np.float
 print("gathered", parts.asnumpy().tolist())
 communication.release()
 """
-
-
-def mindspore_python() -> str:
-    """The interpreter that has MindSpore; the test is skipped where there is none."""
-    named = os.environ.get("UNISONO_MINDSPORE_PYTHON")
-    path = Path(named) if named else ROOT / ".venv-mindspore" / "bin" / "python"
-    if not path.exists():
-        pytest.skip(
-            f"no environment with MindSpore at {path}; make one there, or name its interpreter in "
-            "UNISONO_MINDSPORE_PYTHON"
-        )
-    return str(path)
 
 
 @pytest.fixture(scope="module")

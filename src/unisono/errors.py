@@ -47,6 +47,12 @@ class UnisonoError(RuntimeError):
 
     `ranks` names the ranks that the error is about, where it is about ranks. Further public
     attributes that are set on an error belong to it too: they survive pickle and `to_data`.
+
+    >>> try:
+    ...     unisono.spawn(lambda: dist.send(np.ones(1), dst=5), 2)
+    ... except unisono.UnisonoError as error:
+    ...     print(type(error).__name__)
+    ArgumentError
     """
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
@@ -76,21 +82,48 @@ class UnisonoError(RuntimeError):
 
 
 class ArgumentError(UnisonoError, ValueError):
-    """A value is wrong: shape, counts, root, overlapping memory."""
+    """A value is wrong: shape, counts, root, overlapping memory.
+
+    >>> try:
+    ...     unisono.spawn(lambda: dist.all_to_all_single(np.empty(3), np.ones(3)), 2)
+    ... except unisono.ArgumentError as error:
+    ...     print(error)
+    3 rows cannot be shared equally by 2 ranks; give input_split_sizes
+    """
 
 
 class ArgumentTypeError(UnisonoError, TypeError):
-    """A type is wrong: not a tensor, or a dtype that cannot be sent."""
+    """A type is wrong: not a tensor, or a dtype that cannot be sent.
+
+    >>> try:
+    ...     unisono.spawn(lambda: comm_func.all_reduce(np.array([None])), 2)
+    ... except unisono.ArgumentTypeError as error:
+    ...     print(type(error).__name__)
+    ArgumentTypeError
+    """
 
 
 class Unsupported(UnisonoError):
-    """The request is valid, but this engine or dtype cannot do it."""
+    """The request is valid, but this engine or dtype cannot do it.
+
+    >>> try:
+    ...     unisono.spawn(lambda: dist.all_reduce(np.ones(1), dist.ReduceOp.BXOR), 2)
+    ... except unisono.Unsupported as error:
+    ...     print(str(error).partition(";")[0])
+    tensor is float64, which cannot be reduced with bxor
+    """
 
 
 class NotReady(UnisonoError, ValueError):
     """There is no world yet, it is closed, or this rank is not in the group.
 
     It is a ValueError because torch raises one here, and scripts catch it.
+
+    >>> try:
+    ...     dist.all_reduce(np.ones(1))
+    ... except unisono.NotReady as error:
+    ...     print(str(error).partition(";")[0])
+    there is no world yet
     """
 
 
@@ -103,15 +136,36 @@ class OutOfSharedMemory(LaunchError, MemoryError):
 
 
 class MismatchError(UnisonoError):
-    """Ranks disagree on collective, order, dtype, count, operator or root."""
+    """Ranks disagree on collective, order, dtype, count, operator or root.
+
+    >>> try:
+    ...     unisono.spawn(lambda: dist.all_reduce(np.ones(1 + dist.get_rank())), 2)
+    ... except unisono.MismatchError as error:
+    ...     print(str(error).partition(";")[0])
+    ranks disagree in call 1 of the group
+    """
 
 
 class PeerLost(UnisonoError):
-    """A rank ended, closed the group or gave up the call that others are in."""
+    """A rank ended, closed the group or gave up the call that others are in.
+
+    >>> try:
+    ...     unisono.spawn(lambda: dist.get_rank() or dist.barrier(), 2)
+    ... except unisono.PeerLost as error:
+    ...     print(error.ranks)
+    (1,)
+    """
 
 
 class CommTimeout(UnisonoError, TimeoutError):
-    """The deadline passed; the text names the ranks that were missing."""
+    """The deadline passed; the text names the ranks that were missing.
+
+    >>> try:
+    ...     unisono.spawn(lambda: dist.recv(np.empty(1), 1 - dist.get_rank()), 2, timeout=0.2)
+    ... except unisono.CommTimeout as error:
+    ...     print(len(error.ranks))
+    1
+    """
 
 
 class RankFailed(UnisonoError):

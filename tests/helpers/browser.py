@@ -72,14 +72,19 @@ class Browser:
         if touch:
             self._ask("Emulation.setTouchEmulationEnabled", enabled=True)
 
-    def open(self, page: Path) -> None:
-        """Load a page and wait until it is drawn."""
-        self._ask("Page.navigate", url=page.as_uri())
-        deadline = time.monotonic() + DEADLINE
-        while self.ask("document.readyState + location.href") != f"complete{page.as_uri()}":
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    def open(self, page: Path | str) -> None:
+        """Load a page, a file or an address, and wait until it is drawn."""
+        address = page if isinstance(page, str) else page.as_uri()
+        self._ask("Page.navigate", url=address)
+        self.until(f"document.readyState + location.href == 'complete{address}'")
         self.drawn()
+
+    def until(self, condition: str) -> None:
+        """Wait until an expression in the page is true."""
+        deadline = time.monotonic() + DEADLINE
+        while not self.ask(condition):
+            assert time.monotonic() < deadline, condition
+            time.sleep(0.05)
 
     def ask(self, expression: str) -> Any:
         """Return the value of an expression in the page."""

@@ -12,7 +12,15 @@ __all__ = ["CommHandle", "handle_of", "new_handle"]
 
 
 class CommHandle:
-    """What an asynchronous call returns; a handle without work has ended from the beginning."""
+    """What an asynchronous call returns; a handle without work has ended from the beginning.
+
+    >>> def total():
+    ...     y, handle = comm_func.all_reduce(np.full(2, dist.get_rank()), async_op=True)
+    ...     handle.wait()
+    ...     return y.tolist()
+    >>> unisono.spawn(total, 2)
+    [[1, 1], [1, 1]]
+    """
 
     def __init__(self, handle: Work | None = None, exec_sync: bool = False) -> None:
         if handle is not None and not isinstance(handle, Work):

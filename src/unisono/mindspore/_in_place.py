@@ -54,7 +54,15 @@ _IN_PLACE = ("tensor", "tensor")  # what the caller calls source and destination
 def all_reduce(
     tensor: Any, op: str = "sum", group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
-    """Combine `tensor` over the group, in place, so that every rank holds the result."""
+    """Combine `tensor` over the group, in place, so that every rank holds the result.
+
+    >>> def total():
+    ...     x = np.full(2, mint.get_rank())
+    ...     mint.all_reduce(x)
+    ...     return x.tolist()
+    >>> unisono.spawn(total, 3)
+    [[3, 3], [3, 3], [3, 3]]
+    """
     if async_op is False and fast.all_reduce(tensor, known_operator(op), group, False) is None:
         return None
     buffer, combine, waits = view(tensor, "tensor"), operator(op), blocking(async_op)
@@ -66,7 +74,15 @@ def all_reduce(
 def broadcast(
     tensor: Any, src: int, group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
-    """Copy the tensor of world rank `src` into `tensor` of every rank."""
+    """Copy the tensor of world rank `src` into `tensor` of every rank.
+
+    >>> def of_rank_1():
+    ...     x = np.full(2, mint.get_rank())
+    ...     mint.broadcast(x, src=1)
+    ...     return x.tolist()
+    >>> unisono.spawn(of_rank_1, 2)
+    [[1, 1], [1, 1]]
+    """
     if async_op is False and fast.broadcast(tensor, src, group, False, None) is None:
         return None
     buffer, waits = view(tensor, "tensor"), blocking(async_op)
@@ -79,7 +95,15 @@ def broadcast(
 def reduce(
     tensor: Any, dst: int, op: str = "sum", group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
-    """Combine `tensor` over the group into the one of world rank `dst`; others keep theirs."""
+    """Combine `tensor` over the group into the one of world rank `dst`; others keep theirs.
+
+    >>> def total_on_rank_1():
+    ...     x = np.full(2, mint.get_rank())
+    ...     mint.reduce(x, dst=1)
+    ...     return x.tolist()
+    >>> unisono.spawn(total_on_rank_1, 3)
+    [[0, 0], [3, 3], [2, 2]]
+    """
     if (
         async_op is False
         and fast.reduce(tensor, dst, known_operator(op), group, False, None) is None
@@ -97,7 +121,11 @@ def reduce(
 def barrier(
     group: str | None = None, async_op: bool = False, device_ids: Any = None
 ) -> CommHandle | None:
-    """Wait until every rank of the group has called this; `device_ids` changes nothing."""
+    """Wait until every rank of the group has called this; `device_ids` changes nothing.
+
+    >>> unisono.spawn(lambda: mint.barrier(), 2)
+    [None, None]
+    """
     if async_op is False and fast.barrier(group, False) is None:
         return None
     waits = blocking(async_op)
@@ -112,7 +140,15 @@ def barrier(
 def all_gather_into_tensor(
     output_tensor: Any, input_tensor: Any, group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
-    """Join every rank's tensor along the first dimension in `output_tensor`, on every rank."""
+    """Join every rank's tensor along the first dimension in `output_tensor`, on every rank.
+
+    >>> def joined():
+    ...     x = np.empty(4, int)
+    ...     mint.all_gather_into_tensor(x, np.full(2, mint.get_rank()))
+    ...     return x.tolist()
+    >>> unisono.spawn(joined, 2)
+    [[0, 0, 1, 1], [0, 0, 1, 1]]
+    """
     if async_op is False:
         done = fast.all_gather_into(output_tensor, input_tensor, group, False, True)
         if done is None:
@@ -134,7 +170,15 @@ def all_gather_into_tensor_uneven(
     group: str | None = None,
     async_op: bool = False,
 ) -> CommHandle | None:
-    """Join tensors that may have different numbers of rows, as `output_split_sizes` says."""
+    """Join tensors that may have different numbers of rows, as `output_split_sizes` says.
+
+    >>> def joined():
+    ...     x, rank = np.empty(3, int), mint.get_rank()
+    ...     mint.all_gather_into_tensor_uneven(x, np.full(rank + 1, rank), [1, 2])
+    ...     return x.tolist()
+    >>> unisono.spawn(joined, 2)
+    [[0, 1, 1], [0, 1, 1]]
+    """
     names = ("input", "output")
     (source, destination), waits = _views(input, output, names), blocking(async_op)
     splits = _splits(output_split_sizes, "output_split_sizes")
@@ -149,7 +193,15 @@ def all_gather_into_tensor_uneven(
 def reduce_scatter_tensor(
     output: Any, input: Any, op: str = "sum", group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
-    """Combine `input` over the group and leave this rank's part of the rows in `output`."""
+    """Combine `input` over the group and leave this rank's part of the rows in `output`.
+
+    >>> def part():
+    ...     x = np.empty(1, int)
+    ...     mint.reduce_scatter_tensor(x, np.array([10, 20]))
+    ...     return x.tolist()
+    >>> unisono.spawn(part, 2)
+    [[20], [40]]
+    """
     if async_op is False:
         done = fast.reduce_scatter_into(output, input, known_operator(op), group, False, True)
         if done is None:
@@ -175,7 +227,15 @@ def reduce_scatter_tensor_uneven(
     group: str | None = None,
     async_op: bool = False,
 ) -> CommHandle | None:
-    """Combine `input` and distribute its rows as `input_split_sizes` says."""
+    """Combine `input` and distribute its rows as `input_split_sizes` says.
+
+    >>> def part():
+    ...     x = np.empty(mint.get_rank() + 1, int)
+    ...     mint.reduce_scatter_tensor_uneven(x, np.array([10, 20, 30]), [1, 2])
+    ...     return x.tolist()
+    >>> unisono.spawn(part, 2)
+    [[20], [40, 60]]
+    """
     names = ("input", "output")
     (source, destination), waits = _views(input, output, names), blocking(async_op)
     splits, combine = _splits(input_split_sizes, "input_split_sizes"), operator(op)
@@ -196,7 +256,15 @@ def gather_into_tensor(
     group: str | None = None,
     async_op: bool = False,
 ) -> CommHandle | None:
-    """Join every rank's tensor in `output_tensor` of world rank `dst`; others keep theirs."""
+    """Join every rank's tensor in `output_tensor` of world rank `dst`; others keep theirs.
+
+    >>> def on_rank_0():
+    ...     x = np.zeros(2, int)
+    ...     mint.gather_into_tensor(x, np.full(1, mint.get_rank()), dst=0)
+    ...     return x.tolist()
+    >>> unisono.spawn(on_rank_0, 2)
+    [[0, 1], [0, 0]]
+    """
     names = ("input_tensor", "output_tensor")
     (source, output), waits = _views(input_tensor, output_tensor, names), blocking(async_op)
     members, root = resolve_root(group, dst, "dst")
@@ -216,7 +284,15 @@ def scatter_tensor(
     group: str | None = None,
     async_op: bool = False,
 ) -> CommHandle | None:
-    """Distribute the rows of `input_tensor` of world rank `src`, in equal parts."""
+    """Distribute the rows of `input_tensor` of world rank `src`, in equal parts.
+
+    >>> def part():
+    ...     x = np.empty(1, int)
+    ...     mint.scatter_tensor(x, np.array([10, 20]), src=0)
+    ...     return x.tolist()
+    >>> unisono.spawn(part, 2)
+    [[10], [20]]
+    """
     names = ("input_tensor", "output_tensor")
     (whole, destination), waits = _views(input_tensor, output_tensor, names), blocking(async_op)
     members, root = resolve_root(group, src, "src")
@@ -236,7 +312,15 @@ def all_to_all_single(
     group: str | None = None,
     async_op: bool = False,
 ) -> CommHandle | None:
-    """Send part j of the rows of `input` to rank j, and receive part i of `output` from i."""
+    """Send part j of the rows of `input` to rank j, and receive part i of `output` from i.
+
+    >>> def exchange():
+    ...     x = np.empty(4, int)
+    ...     mint.all_to_all_single(x, np.arange(4) + 10 * mint.get_rank())
+    ...     return x.tolist()
+    >>> unisono.spawn(exchange, 2)
+    [[0, 1, 10, 11], [2, 3, 12, 13]]
+    """
     if async_op is False and output_split_sizes is None and input_split_sizes is None:
         done = fast.all_to_all_into(output, input, group, False)
         if done is None:
@@ -262,7 +346,15 @@ def all_to_all_single(
 def all_gather(
     tensor_list: Sequence[Any], tensor: Any, group: str | None = None, async_op: bool = False
 ) -> CommHandle | None:
-    """Collect every rank's tensor in `tensor_list`, on every rank; shapes may differ."""
+    """Collect every rank's tensor in `tensor_list`, on every rank; shapes may differ.
+
+    >>> def everyone():
+    ...     parts = [np.empty(1, int) for _ in range(2)]
+    ...     mint.all_gather(parts, np.array([mint.get_rank()]))
+    ...     return np.concatenate(parts).tolist()
+    >>> unisono.spawn(everyone, 2)
+    [[0, 1], [0, 1]]
+    """
     parts, source = _list_views(tensor_list, "tensor_list"), view(tensor, "tensor")
     waits = blocking(async_op)
     members = resolve_group(group)
@@ -283,7 +375,15 @@ def reduce_scatter(
     group: str | None = None,
     async_op: bool = False,
 ) -> CommHandle | None:
-    """Combine every rank's list and leave entry `rank` of it in `output`; shapes may differ."""
+    """Combine every rank's list and leave entry `rank` of it in `output`; shapes may differ.
+
+    >>> def part():
+    ...     x = np.empty(1, int)
+    ...     mint.reduce_scatter(x, [np.array([10]), np.array([20])])
+    ...     return x.tolist()
+    >>> unisono.spawn(part, 2)
+    [[20], [40]]
+    """
     parts, destination = _list_views(input_list, "input_list"), view(output, "output")
     combine, waits = operator(op), blocking(async_op)
     members = resolve_group(group)
@@ -306,7 +406,15 @@ def gather(
     group: str | None = None,
     async_op: bool = False,
 ) -> CommHandle | None:
-    """Collect every rank's tensor in `gather_list` of world rank `dst`; all ranks pass a list."""
+    """Collect every rank's tensor in `gather_list` of world rank `dst`; all ranks pass a list.
+
+    >>> def on_rank_0():
+    ...     parts = [np.zeros(1, int) for _ in range(2)]
+    ...     mint.gather(np.array([mint.get_rank()]), parts, dst=0)
+    ...     return np.concatenate(parts).tolist()
+    >>> unisono.spawn(on_rank_0, 2)
+    [[0, 1], [0, 0]]
+    """
     source, parts = view(tensor, "tensor"), _list_views(gather_list, "gather_list")
     waits = blocking(async_op)
     members, root = resolve_root(group, dst, "dst")
@@ -329,7 +437,15 @@ def scatter(
     group: str | None = None,
     async_op: bool = False,
 ) -> CommHandle | None:
-    """Distribute `scatter_list` of world rank `src` into `tensor`; all ranks pass a list."""
+    """Distribute `scatter_list` of world rank `src` into `tensor`; all ranks pass a list.
+
+    >>> def part():
+    ...     x, parts = np.empty(1, int), [np.array([10]), np.array([20])]
+    ...     mint.scatter(x, parts, src=0)
+    ...     return x.tolist()
+    >>> unisono.spawn(part, 2)
+    [[10], [20]]
+    """
     destination, parts = view(tensor, "tensor"), _list_views(scatter_list, "scatter_list")
     waits = blocking(async_op)
     members, root = resolve_root(group, src, "src")
@@ -351,7 +467,16 @@ def all_to_all(
     group: str | None = None,
     async_op: bool = False,
 ) -> CommHandle | None:
-    """Send entry j of the input list to rank j, and receive entry i of the output list from i."""
+    """Send entry j of the input list to rank j, and receive entry i of the output list from i.
+
+    >>> def exchange():
+    ...     mine = [np.array([10 * mint.get_rank() + i]) for i in range(2)]
+    ...     found = [np.empty(1, int) for _ in range(2)]
+    ...     mint.all_to_all(found, mine)
+    ...     return np.concatenate(found).tolist()
+    >>> unisono.spawn(exchange, 2)
+    [[0, 10], [1, 11]]
+    """
     outgoing = _list_views(input_tensor_list, "input_tensor_list")
     incoming = _list_views(output_tensor_list, "output_tensor_list")
     waits = blocking(async_op)

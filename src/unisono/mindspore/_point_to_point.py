@@ -36,23 +36,59 @@ _NAMES = ("tensor", "tensor")  # what the caller calls source and destination
 
 
 def send(tensor: Any, dst: int = 0, group: str | None = None, tag: int = 0) -> None:
-    """Send `tensor` to world rank `dst`, for a receive with this tag."""
+    """Send `tensor` to world rank `dst`, for a receive with this tag.
+
+    >>> def message():
+    ...     x = np.full(2, mint.get_rank())
+    ...     mint.send(x, dst=1) if mint.get_rank() == 0 else mint.recv(x, src=0)
+    ...     return x.tolist()
+    >>> unisono.spawn(message, 2)
+    [[0, 0], [0, 0]]
+    """
     _start_send(tensor, dst, group, tag, blocking=True)
 
 
 def isend(tensor: Any, dst: int = 0, group: str | None = None, tag: int = 0) -> CommHandle:
-    """Start to send `tensor` to world rank `dst`; do not change it before the handle has ended."""
+    """Start to send `tensor` to world rank `dst`; do not change it before the handle has ended.
+
+    >>> def swap():
+    ...     other, x = 1 - mint.get_rank(), np.empty(1, int)
+    ...     handle = mint.isend(np.array([mint.get_rank()]), dst=other)
+    ...     mint.recv(x, src=other)
+    ...     handle.wait()
+    ...     return x.tolist()
+    >>> unisono.spawn(swap, 2)
+    [[1], [0]]
+    """
     return new_handle(_start_send(tensor, dst, group, tag, blocking=False), None)
 
 
 def recv(tensor: Any, src: int = 0, group: str | None = None, tag: int = 0) -> int:
-    """Receive a message with this tag into `tensor` from world rank `src`; returns 0."""
+    """Receive a message with this tag into `tensor` from world rank `src`; returns 0.
+
+    >>> def message():
+    ...     x = np.full(2, mint.get_rank())
+    ...     mint.send(x, dst=1) if mint.get_rank() == 0 else mint.recv(x, src=0)
+    ...     return x.tolist()
+    >>> unisono.spawn(message, 2)
+    [[0, 0], [0, 0]]
+    """
     _start_recv(tensor, src, group, tag, blocking=True)
     return 0
 
 
 def irecv(tensor: Any, src: int = 0, group: str | None = None, tag: int = 0) -> CommHandle:
-    """Start to receive into `tensor` from world rank `src`."""
+    """Start to receive into `tensor` from world rank `src`.
+
+    >>> def swap():
+    ...     other, x = 1 - mint.get_rank(), np.empty(1, int)
+    ...     handle = mint.irecv(x, src=other)
+    ...     mint.send(np.array([mint.get_rank()]), dst=other)
+    ...     handle.wait()
+    ...     return x.tolist()
+    >>> unisono.spawn(swap, 2)
+    [[1], [0]]
+    """
     return new_handle(_start_recv(tensor, src, group, tag, blocking=False), tensor)
 
 
@@ -128,7 +164,17 @@ class P2POp(BatchEntry):
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[CommHandle]:
-    """Start all messages of the list; returns a list with one handle for them all."""
+    """Start all messages of the list; returns a list with one handle for them all.
+
+    >>> def swap():
+    ...     other, x = 1 - mint.get_rank(), np.empty(1, int)
+    ...     send = mint.P2POp("isend", np.array([mint.get_rank()]), other)
+    ...     for handle in mint.batch_isend_irecv([send, mint.P2POp("irecv", x, other)]):
+    ...         handle.wait()
+    ...     return x.tolist()
+    >>> unisono.spawn(swap, 2)
+    [[1], [0]]
+    """
     check_batch(p2p_op_list, P2POp, (list, tuple))
     group = p2p_op_list[0].group
     if any(entry.group != group for entry in p2p_op_list):

@@ -29,7 +29,15 @@ def all_to_all_with_output_shape(
     group: str | Group | None = None,
     async_op: bool = False,
 ) -> tuple[tuple[Any, ...], CommHandle | None]:
-    """Send entry j to rank j; shapes, or tensors that have them, say what each rank sends here."""
+    """Send entry j to rank j; shapes, or tensors that have them, say what each rank sends here.
+
+    >>> def exchange():
+    ...     mine = [np.array([10 * dist.get_rank() + i]) for i in range(2)]
+    ...     found, _ = comm_func.all_to_all_with_output_shape([(1,), (1,)], mine)
+    ...     return np.concatenate(found).tolist()
+    >>> unisono.spawn(exchange, 2)
+    [[0, 10], [1, 11]]
+    """
     waits = blocking(async_op)
     check_list(output_shape_list, "output_shape_list", (list, tuple))
     shapes = [_shape(entry) for entry in output_shape_list]
@@ -56,7 +64,14 @@ def all_to_all_single_with_output_shape(
     group: str | Group | None = None,
     async_op: bool = False,
 ) -> tuple[Any, CommHandle | None]:
-    """Send rows of `tensor` to each rank and join the rows received; splits count rows."""
+    """Send rows of `tensor` to each rank and join the rows received; splits count rows.
+
+    >>> def exchange():
+    ...     x = np.arange(4) + 10 * dist.get_rank()
+    ...     return comm_func.all_to_all_single_with_output_shape((4,), x)[0].tolist()
+    >>> unisono.spawn(exchange, 2)
+    [[0, 1, 10, 11], [2, 3, 12, 13]]
+    """
     source, shape, waits = view(tensor, "tensor"), _shape(output_shape), blocking(async_op)
     splits = [] if input_split_sizes is None else as_ints(input_split_sizes, "input_split_sizes")
     rows = [] if output_split_sizes is None else as_ints(output_split_sizes, "output_split_sizes")
@@ -83,7 +98,15 @@ def all_to_all_v_c(
     group: str | Group | None = None,
     async_op: bool = False,
 ) -> CommHandle | None:
-    """Exchange rows into `output`; entry i * N + j of the matrix says how many i sends to j."""
+    """Exchange rows into `output`; entry i * N + j of the matrix says how many i sends to j.
+
+    >>> def exchange():
+    ...     x, y = np.full(2 * (dist.get_rank() + 1), dist.get_rank()), np.empty(3, int)
+    ...     comm_func.all_to_all_v_c(y, x, [1, 1, 2, 2])
+    ...     return y.tolist()
+    >>> unisono.spawn(exchange, 2)
+    [[0, 1, 1], [0, 1, 1]]
+    """
     waits = blocking(async_op)
     source, destination = view(input, "input"), view(output, "output")
     check_list(send_count_matrix, "send_count_matrix")

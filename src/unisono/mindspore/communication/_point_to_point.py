@@ -32,7 +32,14 @@ def send(
     group: str | Group | None = GlobalComm.WORLD_COMM_GROUP,
     tag: int = 0,
 ) -> None:
-    """Send `tensor` to world rank `dst`, for a receive with this tag."""
+    """Send `tensor` to world rank `dst`, for a receive with this tag.
+
+    >>> def message():
+    ...     x = np.full(2, dist.get_rank())
+    ...     return comm_func.send(x, dst=1) if dist.get_rank() == 0 else comm_func.recv(x, src=0)
+    >>> unisono.spawn(message, 2)
+    [None, array([0, 0])]
+    """
     _start_send(tensor, dst, group, tag, blocking=True)
 
 
@@ -46,6 +53,12 @@ def recv(
     """Return what world rank `src` sent with this tag, as a new tensor.
 
     Of `tensor` only the shape and the dtype are read.
+
+    >>> def message():
+    ...     x = np.full(2, dist.get_rank())
+    ...     return comm_func.recv(x, src=1) if dist.get_rank() == 0 else comm_func.send(x, dst=0)
+    >>> unisono.spawn(message, 2)
+    [array([1, 1]), None]
     """
     out, work = _start_recv(tensor, None, src, group, tag, blocking=True)
     return out.finish(work)
@@ -57,7 +70,17 @@ def isend(
     group: str | Group | None = GlobalComm.WORLD_COMM_GROUP,
     tag: int = 0,
 ) -> CommHandle:
-    """Start to send `tensor` to world rank `dst`; do not change it before the handle has ended."""
+    """Start to send `tensor` to world rank `dst`; do not change it before the handle has ended.
+
+    >>> def swap():
+    ...     other, x = 1 - dist.get_rank(), np.full(1, dist.get_rank())
+    ...     handle = comm_func.isend(x, dst=other)
+    ...     y = comm_func.recv(x, src=other)
+    ...     handle.wait()
+    ...     return y.tolist()
+    >>> unisono.spawn(swap, 2)
+    [[1], [0]]
+    """
     return new_handle(_start_send(tensor, dst, group, tag, blocking=False), None)
 
 
@@ -68,7 +91,17 @@ def irecv(
     group: str | Group | None = GlobalComm.WORLD_COMM_GROUP,
     tag: int = 0,
 ) -> tuple[Any, CommHandle]:
-    """Start to receive from world rank `src`; the tensor is complete after `handle.wait()`."""
+    """Start to receive from world rank `src`; the tensor is complete after `handle.wait()`.
+
+    >>> def swap():
+    ...     other, x = 1 - dist.get_rank(), np.full(1, dist.get_rank())
+    ...     y, handle = comm_func.irecv(x, src=other)
+    ...     comm_func.send(x, dst=other)
+    ...     handle.wait()
+    ...     return y.tolist()
+    >>> unisono.spawn(swap, 2)
+    [[1], [0]]
+    """
     out, work = _start_recv(tensor, None, src, group, tag, blocking=False)
     result = out.finish(work)
     return result, new_handle(work, result)
@@ -106,6 +139,14 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> tuple[Any, ...]:
     """Send and receive all of these at the same time, and return a tensor for each entry.
 
     For an entry that receives it holds what was received; for the others it is a meaningless zero.
+
+    >>> def swap():
+    ...     other, x = 1 - dist.get_rank(), np.full(1, dist.get_rank())
+    ...     send = comm_func.P2POp("isend", x, other)
+    ...     receive = comm_func.P2POp("irecv", x, other)
+    ...     return comm_func.batch_isend_irecv([send, receive])[1].tolist()
+    >>> unisono.spawn(swap, 2)
+    [[1], [0]]
     """
     check_batch(p2p_op_list, P2POp, (list,))
     # All patterns are made first: an error must not leave half of the messages in progress.

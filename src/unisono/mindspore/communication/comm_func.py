@@ -67,7 +67,15 @@ def all_reduce(
     group: str | Group | None = GlobalComm.WORLD_COMM_GROUP,
     async_op: bool = False,
 ) -> tuple[Any, CommHandle | None]:
-    """Combine `tensor` over the group into a new tensor on every rank."""
+    """Combine `tensor` over the group into a new tensor on every rank.
+
+    >>> def total():
+    ...     x = np.full(2, dist.get_rank())
+    ...     y, _ = comm_func.all_reduce(x)
+    ...     return x.tolist(), y.tolist()
+    >>> unisono.spawn(total, 2)
+    [([0, 0], [1, 1]), ([1, 1], [1, 1])]
+    """
     done = fast.all_reduce_new(tensor, known_operator(op), group, async_op)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
@@ -94,7 +102,14 @@ def all_gather_into_tensor(
     group: str | Group | None = GlobalComm.WORLD_COMM_GROUP,
     async_op: bool = False,
 ) -> tuple[Any, CommHandle | None]:
-    """Join every rank's tensor along the first dimension in a new tensor on every rank."""
+    """Join every rank's tensor along the first dimension in a new tensor on every rank.
+
+    >>> def everyone():
+    ...     y, _ = comm_func.all_gather_into_tensor(np.full(2, dist.get_rank()))
+    ...     return y.tolist()
+    >>> unisono.spawn(everyone, 2)
+    [[0, 0, 1, 1], [0, 0, 1, 1]]
+    """
     done = fast.all_gather_new(tensor, group, async_op)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
@@ -121,7 +136,14 @@ def reduce_scatter_tensor(
     group: str | Group | None = GlobalComm.WORLD_COMM_GROUP,
     async_op: bool = False,
 ) -> tuple[Any, CommHandle | None]:
-    """Combine `tensor` over the group; each rank gets its part of the rows."""
+    """Combine `tensor` over the group; each rank gets its part of the rows.
+
+    >>> def part():
+    ...     y, _ = comm_func.reduce_scatter_tensor(np.array([10, 20]))
+    ...     return y.tolist()
+    >>> unisono.spawn(part, 2)
+    [[20], [40]]
+    """
     done = fast.reduce_scatter_new(tensor, known_operator(op), group, async_op)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
@@ -152,7 +174,13 @@ def reduce(
     op: str = ReduceOp.SUM,
     group: str | Group | None = GlobalComm.WORLD_COMM_GROUP,
 ) -> Any:
-    """Combine `tensor` over the group into a new tensor on world rank `dst`; zeros elsewhere."""
+    """Combine `tensor` over the group into a new tensor on world rank `dst`; zeros elsewhere.
+
+    >>> def total_on_rank_1():
+    ...     return comm_func.reduce(np.full(2, dist.get_rank()), dst=1).tolist()
+    >>> unisono.spawn(total_on_rank_1, 3)
+    [[0, 0], [3, 3], [0, 0]]
+    """
     source, combine = view(tensor, "tensor"), operator(op)
     members, root = resolve_root(group, dst, "dst")
     if members.rank != root:
@@ -167,7 +195,13 @@ def reduce(
 def broadcast(
     tensor: Any, src: int = 0, group: str | Group | None = GlobalComm.WORLD_COMM_GROUP
 ) -> Any:
-    """Return what world rank `src` passed; the others pass a tensor of its shape and dtype."""
+    """Return what world rank `src` passed; the others pass a tensor of its shape and dtype.
+
+    >>> def of_rank_1():
+    ...     return comm_func.broadcast(np.full(2, dist.get_rank()), src=1).tolist()
+    >>> unisono.spawn(of_rank_1, 2)
+    [[1, 1], [1, 1]]
+    """
     done = fast.broadcast_new(tensor, src, group)
     if done is not NotImplemented:
         return done
@@ -193,6 +227,11 @@ def scatter_tensor(
     """Return this rank's part of the rows of what world rank `src` passed.
 
     Every rank passes a tensor of the full shape; only the values of `src` matter.
+
+    >>> def part():
+    ...     return comm_func.scatter_tensor(np.array([10, 20]), src=0).tolist()
+    >>> unisono.spawn(part, 2)
+    [[10], [20]]
     """
     source = view(tensor, "tensor")
     members, root = resolve_root(group, src, "src")
@@ -206,7 +245,13 @@ def scatter_tensor(
 def gather_into_tensor(
     tensor: Any, dst: int = 0, group: str | Group | None = GlobalComm.WORLD_COMM_GROUP
 ) -> Any:
-    """Join every rank's tensor along the first dimension on world rank `dst`; zeros elsewhere."""
+    """Join every rank's tensor along the first dimension on world rank `dst`; zeros elsewhere.
+
+    >>> def on_rank_0():
+    ...     return comm_func.gather_into_tensor(np.full(1, dist.get_rank()), dst=0).tolist()
+    >>> unisono.spawn(on_rank_0, 2)
+    [[0, 1], [0]]
+    """
     source = view(tensor, "tensor")
     members, root = resolve_root(group, dst, "dst")
     if members.rank != root:
@@ -219,7 +264,11 @@ def gather_into_tensor(
 
 
 def barrier(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> None:
-    """Wait until every rank of the group has called this."""
+    """Wait until every rank of the group has called this.
+
+    >>> unisono.spawn(lambda: comm_func.barrier(), 2)
+    [None, None]
+    """
     if fast.barrier(group, False) is None:
         return
     dispatch.barrier(resolve_group(group))

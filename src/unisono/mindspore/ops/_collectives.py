@@ -45,7 +45,11 @@ Backward = Callable[..., tuple[Any, ...]]
 
 
 class AllReduce(OperatorPrimitive):
-    """Combine a tensor over the group; every rank gets the result."""
+    """Combine a tensor over the group; every rank gets the result.
+
+    >>> unisono.spawn(lambda: ops.AllReduce()(np.full(2, dist.get_rank())).tolist(), 3)
+    [[3, 3], [3, 3], [3, 3]]
+    """
 
     def __init__(self, op: str = "sum", group: str | Group | None = WORLD) -> None:
         super().__init__(group)
@@ -63,7 +67,11 @@ class AllReduce(OperatorPrimitive):
 
 
 class AllGather(OperatorPrimitive):
-    """Join every rank's tensor along the first dimension, on every rank."""
+    """Join every rank's tensor along the first dimension, on every rank.
+
+    >>> unisono.spawn(lambda: ops.AllGather()(np.full(1, dist.get_rank())).tolist(), 2)
+    [[0, 1], [0, 1]]
+    """
 
     def __init__(self, group: str | Group | None = WORLD) -> None:
         super().__init__(group)
@@ -87,7 +95,11 @@ class AllGather(OperatorPrimitive):
 
 
 class ReduceScatter(OperatorPrimitive):
-    """Combine a tensor over the group; each rank gets its part of the rows."""
+    """Combine a tensor over the group; each rank gets its part of the rows.
+
+    >>> unisono.spawn(lambda: ops.ReduceScatter()(np.array([10, 20])).tolist(), 2)
+    [[20], [40]]
+    """
 
     def __init__(self, op: str = "sum", group: str | Group | None = WORLD) -> None:
         super().__init__(group)
@@ -109,7 +121,11 @@ class ReduceScatter(OperatorPrimitive):
 
 
 class Broadcast(CompositePrimitive):
-    """Copy the tensors of world rank `root_rank` to every rank."""
+    """Copy the tensors of world rank `root_rank` to every rank.
+
+    >>> unisono.spawn(lambda: ops.Broadcast(1)(np.full(2, dist.get_rank())).tolist(), 2)
+    [[1, 1], [1, 1]]
+    """
 
     def __init__(self, root_rank: int, group: str | Group | None = WORLD) -> None:
         super().__init__(group)
@@ -150,7 +166,11 @@ class TensorBroadcast(CommunicationPrimitive):
 
 
 class Reduce(OperatorPrimitive):
-    """Combine a tensor over the group for world rank `dest_rank`."""
+    """Combine a tensor over the group for world rank `dest_rank`.
+
+    >>> unisono.spawn(lambda: ops.Reduce(1)(np.full(2, dist.get_rank())).tolist(), 3)
+    [[0, 0], [3, 3], [0, 0]]
+    """
 
     def __init__(self, dest_rank: int, op: str = "sum", group: str | Group | None = WORLD) -> None:
         super().__init__(group)
@@ -170,7 +190,11 @@ class Reduce(OperatorPrimitive):
 
 
 class CollectiveGather(OperatorPrimitive):
-    """Join every rank's tensor along the first dimension on world rank `dest_rank`."""
+    """Join every rank's tensor along the first dimension on world rank `dest_rank`.
+
+    >>> unisono.spawn(lambda: ops.CollectiveGather(0)(np.full(1, dist.get_rank())).tolist(), 2)
+    [[0, 1], [0]]
+    """
 
     def __init__(self, dest_rank: int, group: str | Group | None = WORLD) -> None:
         super().__init__(group)
@@ -206,7 +230,11 @@ class CollectiveGather(OperatorPrimitive):
 
 
 class CollectiveScatter(OperatorPrimitive):
-    """Distribute the rows of the tensor of world rank `src_rank`, in equal parts."""
+    """Distribute the rows of the tensor of world rank `src_rank`, in equal parts.
+
+    >>> unisono.spawn(lambda: ops.CollectiveScatter(0)(np.array([10, 20])).tolist(), 2)
+    [[10], [20]]
+    """
 
     def __init__(self, src_rank: int = 0, group: str | Group | None = WORLD) -> None:
         super().__init__(group)
@@ -240,7 +268,11 @@ class CollectiveScatter(OperatorPrimitive):
 
 
 class Barrier(CompositePrimitive):
-    """Wait until every rank of the group has called this."""
+    """Wait until every rank of the group has called this.
+
+    >>> unisono.spawn(lambda: ops.Barrier()(), 2)
+    [None, None]
+    """
 
     def __init__(self, group: str | Group | None = WORLD) -> None:
         super().__init__(group)

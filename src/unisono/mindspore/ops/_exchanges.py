@@ -45,7 +45,14 @@ _NAMES = ("input_x", "the result")  # what the caller calls source and destinati
 
 
 class AlltoAll(OperatorPrimitive):
-    """Cut a tensor along one dimension, exchange the blocks, join them along another."""
+    """Cut a tensor along one dimension, exchange the blocks, join them along another.
+
+    >>> def exchange():
+    ...     x = np.arange(4) + 10 * dist.get_rank()
+    ...     return ops.AlltoAll(2, 0, 0)(x).tolist()
+    >>> unisono.spawn(exchange, 2)
+    [[0, 1, 10, 11], [2, 3, 12, 13]]
+    """
 
     def __init__(
         self,
@@ -133,7 +140,14 @@ def _shapes_of_blocks(
 
 
 class AlltoAllV(CompositePrimitive):
-    """Exchange parts of flat tensors; the lists count blocks of `block_size` elements."""
+    """Exchange parts of flat tensors; the lists count blocks of `block_size` elements.
+
+    >>> def exchange():
+    ...     x = np.arange(4) + 10 * dist.get_rank()
+    ...     return ops.AlltoAllV()(x, [2, 2], [2, 2]).tolist()
+    >>> unisono.spawn(exchange, 2)
+    [[0, 1, 10, 11], [2, 3, 12, 13]]
+    """
 
     def __init__(self, group: str | Group | None = WORLD, block_size: int = 1) -> None:
         super().__init__(group)
@@ -146,7 +160,14 @@ class AlltoAllV(CompositePrimitive):
 
 
 class AlltoAllVC(CompositePrimitive):
-    """Exchange parts of flat tensors as one matrix says: entry i * N + j is what i sends to j."""
+    """Exchange parts of flat tensors as one matrix says: entry i * N + j is what i sends to j.
+
+    >>> def exchange():
+    ...     x = np.arange(4) + 10 * dist.get_rank()
+    ...     return ops.AlltoAllVC()(x, [2, 2, 2, 2]).tolist()
+    >>> unisono.spawn(exchange, 2)
+    [[0, 1, 10, 11], [2, 3, 12, 13]]
+    """
 
     def __init__(
         self, group: str | Group | None = WORLD, block_size: int = 1, transpose: bool = False
@@ -165,7 +186,14 @@ class AlltoAllVC(CompositePrimitive):
 
 
 class AllGatherV(CompositePrimitive):
-    """Join flat tensors of different lengths, on every rank."""
+    """Join flat tensors of different lengths, on every rank.
+
+    >>> def joined():
+    ...     rank = dist.get_rank()
+    ...     return ops.AllGatherV()(np.full(rank + 1, rank), [1, 2]).tolist()
+    >>> unisono.spawn(joined, 2)
+    [[0, 1, 1], [0, 1, 1]]
+    """
 
     def __init__(self, group: str | Group | None = WORLD) -> None:
         super().__init__(group)
@@ -176,7 +204,11 @@ class AllGatherV(CompositePrimitive):
 
 
 class ReduceScatterV(CompositePrimitive):
-    """Combine flat tensors; each rank gets a part, whose length may differ."""
+    """Combine flat tensors; each rank gets a part, whose length may differ.
+
+    >>> unisono.spawn(lambda: ops.ReduceScatterV()(np.array([10, 20, 30]), [1, 2]).tolist(), 2)
+    [[20], [40, 60]]
+    """
 
     def __init__(self, op: str = "sum", group: str | Group | None = WORLD) -> None:
         super().__init__(group)

@@ -27,7 +27,15 @@ __all__ = ["BatchISendIRecv", "MessageBatch", "Receive", "ReceivedTensor", "Send
 
 
 class Send(OperatorPrimitive):
-    """Send a tensor to world rank `dest_rank`, for a `Receive` with the same tag."""
+    """Send a tensor to world rank `dest_rank`, for a `Receive` with the same tag.
+
+    >>> def message():
+    ...     if dist.get_rank() == 0:
+    ...         return ops.Send(0, 1)(np.ones(2)).tolist()
+    ...     return ops.Receive(0, 0, [2], np.float64)().tolist()
+    >>> unisono.spawn(message, 2)
+    [[1.0, 1.0], [1.0, 1.0]]
+    """
 
     def __init__(
         self,
@@ -76,6 +84,13 @@ class Receive(OperatorPrimitive):
     """Receive a tensor of a known shape and dtype from world rank `src_rank`.
 
     The dtype also decides whose tensor it is: MindSpore's, torch's or NumPy's.
+
+    >>> def message():
+    ...     if dist.get_rank() == 0:
+    ...         return ops.Send(0, 1)(np.ones(2)).tolist()
+    ...     return ops.Receive(0, 0, [2], np.float64)().tolist()
+    >>> unisono.spawn(message, 2)
+    [[1.0, 1.0], [1.0, 1.0]]
     """
 
     def __init__(
@@ -149,7 +164,15 @@ class ReceivedTensor(Receive):
 
 
 class BatchISendIRecv(CompositePrimitive):
-    """Send and receive several tensors at the same time, as `op_types` says for each."""
+    """Send and receive several tensors at the same time, as `op_types` says for each.
+
+    >>> def swap():
+    ...     other, kinds = 1 - dist.get_rank(), ["isend", "irecv"]
+    ...     batch = ops.BatchISendIRecv(kinds, [other, other], [(1,)], [np.float64])
+    ...     return batch([np.full(1, float(dist.get_rank()))])[1].tolist()
+    >>> unisono.spawn(swap, 2)
+    [[1.0], [0.0]]
+    """
 
     def __init__(
         self,

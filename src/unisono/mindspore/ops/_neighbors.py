@@ -37,7 +37,15 @@ __all__ = [
 
 
 class NeighborExchange(CompositePrimitive):
-    """Send a tensor to each of some ranks, and receive one from each of others."""
+    """Send a tensor to each of some ranks, and receive one from each of others.
+
+    >>> def swap():
+    ...     other, rank = 1 - dist.get_rank(), dist.get_rank()
+    ...     exchange = ops.NeighborExchange([other], [other], [[1]], [[1]], np.float64)
+    ...     return exchange([np.full(1, float(rank))])[0].tolist()
+    >>> unisono.spawn(swap, 2)
+    [[1.0], [0.0]]
+    """
 
     def __init__(
         self,
@@ -140,6 +148,16 @@ class NeighborExchangeV2(_Borders, OperatorPrimitive):
     """Surround an image, of shape (N, C, H, W), with borders of the images of up to 8 neighbors.
 
     Lengths are those of top, bottom, left and right. A neighbor -1 does not exist.
+
+    >>> def bordered():
+    ...     if dist.get_rank() == 0:
+    ...         ranks, lengths = [-1] * 4 + [1] + [-1] * 3, [0, 1, 0, 0]  # rank 1 is below
+    ...     else:
+    ...         ranks, lengths = [0] + [-1] * 7, [1, 0, 0, 0]  # rank 0 is above
+    ...     exchange = ops.NeighborExchangeV2(ranks, lengths, ranks, lengths, "NCHW")
+    ...     return exchange(np.full((1, 1, 1, 2), float(dist.get_rank())))[0, 0].tolist()
+    >>> unisono.spawn(bordered, 2)
+    [[[0.0, 0.0], [1.0, 1.0]], [[0.0, 0.0], [1.0, 1.0]]]
     """
 
     def __call__(self, input_x: Any) -> Any:

@@ -114,7 +114,15 @@ def _in_place_only(function: Callable[_P, _R]) -> Callable[_P, _R]:
 def all_reduce(
     tensor: Any, op: str = "sum", group: str | None = None, async_op: bool = False
 ) -> Any:
-    """Combine `tensor` over the group so that every rank holds the result."""
+    """Combine `tensor` over the group so that every rank holds the result.
+
+    >>> def total():
+    ...     x = np.full(2, communication.get_rank())
+    ...     communication.all_reduce(x)
+    ...     return x.tolist()
+    >>> unisono.spawn(total, 3)
+    [[3, 3], [3, 3], [3, 3]]
+    """
     if is_off("all_reduce"):
         return comm_func.all_reduce(tensor, op, group, async_op)
     return _in_place.all_reduce(tensor, op, group, async_op)
@@ -123,7 +131,15 @@ def all_reduce(
 def all_gather_into_tensor(
     output_tensor: Any, input_tensor: Any, group: str | None = None, async_op: bool = False
 ) -> Any:
-    """Join every rank's tensor along the first dimension, on every rank."""
+    """Join every rank's tensor along the first dimension, on every rank.
+
+    >>> def joined():
+    ...     x = np.empty(4, int)
+    ...     communication.all_gather_into_tensor(x, np.full(2, communication.get_rank()))
+    ...     return x.tolist()
+    >>> unisono.spawn(joined, 2)
+    [[0, 0, 1, 1], [0, 0, 1, 1]]
+    """
     if is_off("all_gather_into_tensor"):
         return comm_func.all_gather_into_tensor(input_tensor, group, async_op)
     return _in_place.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
@@ -132,7 +148,15 @@ def all_gather_into_tensor(
 def reduce_scatter_tensor(
     output: Any, input: Any, op: str = "sum", group: str | None = None, async_op: bool = False
 ) -> Any:
-    """Combine `input` over the group; each rank gets its part of the rows."""
+    """Combine `input` over the group; each rank gets its part of the rows.
+
+    >>> def part():
+    ...     x = np.empty(1, int)
+    ...     communication.reduce_scatter_tensor(x, np.array([10, 20]))
+    ...     return x.tolist()
+    >>> unisono.spawn(part, 2)
+    [[20], [40]]
+    """
     if is_off("reduce_scatter_tensor"):
         return comm_func.reduce_scatter_tensor(input, op, group, async_op)
     return _in_place.reduce_scatter_tensor(output, input, op, group, async_op)
@@ -144,7 +168,16 @@ def all_to_all(
     group: str | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Send entry j to rank j; new tensors have the shapes in the output list, or of its tensors."""
+    """Send entry j to rank j; new tensors have the shapes in the output list, or of its tensors.
+
+    >>> def exchange():
+    ...     mine = [np.array([10 * communication.get_rank() + i]) for i in range(2)]
+    ...     found = [np.empty(1, int) for _ in range(2)]
+    ...     communication.all_to_all(found, mine)
+    ...     return np.concatenate(found).tolist()
+    >>> unisono.spawn(exchange, 2)
+    [[0, 10], [1, 11]]
+    """
     if is_off("all_to_all"):
         return comm_func.all_to_all_with_output_shape(
             output_tensor_list, input_tensor_list, group, async_op
@@ -160,7 +193,15 @@ def all_to_all_single(
     group: str | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Send part j of the rows to rank j, and join the parts received."""
+    """Send part j of the rows to rank j, and join the parts received.
+
+    >>> def exchange():
+    ...     x = np.empty(4, int)
+    ...     communication.all_to_all_single(x, np.arange(4) + 10 * communication.get_rank())
+    ...     return x.tolist()
+    >>> unisono.spawn(exchange, 2)
+    [[0, 1, 10, 11], [2, 3, 12, 13]]
+    """
     sizes = (output_split_sizes, input_split_sizes)
     if is_off("all_to_all_single"):
         return comm_func.all_to_all_single_with_output_shape(input, input, *sizes, group, async_op)
@@ -168,14 +209,30 @@ def all_to_all_single(
 
 
 def recv(tensor: Any, src: int = 0, group: str | None = None, tag: int = 0) -> Any:
-    """Receive from world rank `src` into `tensor` and return 0, or return a new tensor like it."""
+    """Receive from world rank `src` into `tensor` and return 0, or return a new tensor like it.
+
+    >>> def message():
+    ...     x = np.full(2, communication.get_rank())
+    ...     communication.send(x, dst=1) if x[0] == 0 else communication.recv(x, src=0)
+    ...     return x.tolist()
+    >>> unisono.spawn(message, 2)
+    [[0, 0], [0, 0]]
+    """
     if is_off("recv"):
         return comm_func.recv(tensor, src, group, tag)
     return _point_to_point.recv(tensor, src, group, tag)
 
 
 def irecv(tensor: Any, src: int = 0, group: str | None = None, tag: int = 0) -> Any:
-    """Start to receive from world rank `src`; returns a handle, or a new tensor and a handle."""
+    """Start to receive from world rank `src`; returns a handle, or a new tensor and a handle.
+
+    >>> def message():
+    ...     x = np.full(2, communication.get_rank())
+    ...     communication.send(x, dst=1) if x[0] == 0 else communication.irecv(x, src=0).wait()
+    ...     return x.tolist()
+    >>> unisono.spawn(message, 2)
+    [[0, 0], [0, 0]]
+    """
     if is_off("irecv"):
         return comm_func.irecv(tensor, src, group, tag)
     return _point_to_point.irecv(tensor, src, group, tag)

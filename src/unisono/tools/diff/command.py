@@ -11,8 +11,9 @@ from typing import Any
 
 from unisono import mapping
 from unisono.launch.output.plain_text import can_show
-from unisono.tools.diff.report import in_language, report
+from unisono.tools.diff.report import report
 from unisono.tools.diff.selection import find, names
+from unisono.tools.diff.wording import in_language
 from unisono.tools.table import table, terminal_columns
 
 __all__ = ["configure", "main"]

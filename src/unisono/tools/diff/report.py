@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from unisono import mapping
-from unisono.mapping import Outcome, Pair, Text, UpstreamCall
+from unisono.mapping import Pair, Text, UpstreamCall
 from unisono.tools.diff.selection import Selection
+from unisono.tools.diff.wording import (
+    Label,
+    call_text,
+    in_language,
+    labels,
+    outcome_text,
+    version_facts,
+)
 from unisono.tools.table import table, wrap
 
-__all__ = ["in_language", "report"]
-
-#: Returns the text for a key of one of the vocabulary's lists, in the language of the report.
-_Label = Callable[[str, str], str]
-
-
-def in_language(language: str, text: Text) -> str:
-    """Return a text in one of its languages."""
-    return str(getattr(text, language))
+__all__ = ["report"]
 
 
 def report(selection: Selection, language: str = "en", columns: int = 100) -> Iterator[str]:
     """Yield the lines that describe what a name refers to."""
-
-    def label(list_name: str, key: str) -> str:
-        return str(mapping.vocabulary()[list_name][key][language])
+    label = labels(language)
 
     def lines(text: str, indent: int) -> Iterator[str]:
         yield from (" " * indent + line for line in wrap(text, columns - indent))
@@ -76,7 +74,7 @@ def report(selection: Selection, language: str = "en", columns: int = 100) -> It
     if selection.calls:
         yield from heading("versions")
         for call in selection.calls:
-            if facts := "; ".join(_versions(call, label)):
+            if facts := "; ".join(version_facts(call, label)):
                 yield from lines(f"{call.path}: {facts}", 2)
         checked = mapping.vocabulary()["checked"]
         releases = f"torch {checked['torch']}, MindSpore {checked['mindspore']}"
@@ -90,10 +88,10 @@ def report(selection: Selection, language: str = "en", columns: int = 100) -> It
 
 
 def _show_pair(
-    pair: Pair, calls: dict[str, UpstreamCall], label: _Label, columns: int
+    pair: Pair, calls: dict[str, UpstreamCall], label: Label, columns: int
 ) -> Iterator[str]:
     """Yield two calls side by side, then their parameters and their results."""
-    sides = [_call_text(calls[path]) if path else "-" for path in (pair.torch, pair.mindspore)]
+    sides = [call_text(calls[path]) if path else "-" for path in (pair.torch, pair.mindspore)]
     yield ""
     yield from table([("torch", "MindSpore"), sides], columns, between=" | ")
     if pair.parameters:
@@ -107,43 +105,8 @@ def _show_pair(
     outcomes = [(label("heading", "when"), "torch", "MindSpore")]
     for result in pair.results:
         when = f"{label('mode', result.mode)}, {label('rank', result.rank)}"
-        outcomes.append((when, _outcome(result.torch, label), _outcome(result.mindspore, label)))
+        outcomes.append(
+            (when, outcome_text(result.torch, label), outcome_text(result.mindspore, label))
+        )
     yield from ("", label("heading", "results"))
     yield from table(outcomes, columns, indent="  ")
-
-
-def _call_text(call: UpstreamCall) -> str:
-    """Write the call as in a program, with one parameter per line."""
-    if not call.parameters:
-        return f"{call.path}()"
-    lines = [f"{call.path}("]
-    starred = False
-    for argument in call.parameters:
-        if argument.keyword_only and not starred:
-            lines.append("    *,")
-            starred = True
-        default = "" if argument.default is None else f"={argument.default}"
-        lines.append(f"    {argument.name}{default},")
-    return "\n".join([*lines, ")"])
-
-
-def _outcome(outcome: Outcome, label: _Label) -> str:
-    parts = [label("returns", outcome.returns)]
-    if outcome.error:
-        parts = [f"{parts[0]} {outcome.error}"]
-    if outcome.data or outcome.value:
-        holder = outcome.data if outcome.data not in (None, "result") else ""
-        value = label("value", outcome.value) if outcome.value else ""
-        parts.append(": ".join(filter(None, (holder, value))))
-    if outcome.shape:
-        parts.append(outcome.shape)
-    return "; ".join(filter(None, parts))
-
-
-def _versions(call: UpstreamCall, label: _Label) -> Iterator[str]:
-    if call.since:
-        yield f"{label('heading', 'since')} {call.since}"
-    if call.deprecated:
-        yield f"{label('heading', 'deprecated')} {call.deprecated}"
-    if call.successor:
-        yield f"{label('heading', 'successor')} {call.successor}"

@@ -38,7 +38,15 @@ __all__ = [
 def all_reduce(
     tensor: Any, op: Any = ReduceOp.SUM, group: Group | None = None, async_op: bool = False
 ) -> Work | None:
-    """Combine `tensor` over the group, in place, so that every rank holds the result."""
+    """Combine `tensor` over the group, in place, so that every rank holds the result.
+
+    >>> def total():
+    ...     x = np.full(2, dist.get_rank())
+    ...     dist.all_reduce(x)
+    ...     return x.tolist()
+    >>> unisono.spawn(total, 3)
+    [[3, 3], [3, 3], [3, 3]]
+    """
     done = fast.all_reduce(tensor, op, group, async_op)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
@@ -61,7 +69,15 @@ def all_reduce(
 def all_reduce_coalesced(
     tensors: Any, op: Any = ReduceOp.SUM, group: Group | None = None, async_op: bool = False
 ) -> Work | None:
-    """Combine each tensor of a list over the group, in place, in one call."""
+    """Combine each tensor of a list over the group, in place, in one call.
+
+    >>> def totals():
+    ...     x, y = np.full(1, dist.get_rank()), np.full(2, 1)
+    ...     dist.all_reduce_coalesced([x, y])
+    ...     return x.tolist() + y.tolist()
+    >>> unisono.spawn(totals, 2)
+    [[1, 2, 2], [1, 2, 2]]
+    """
     every = tensors if isinstance(tensors, (list, tuple)) else [tensors]
     parts = arguments.views(every, "tensors")
     check_one_dtype(parts, names="tensors")
@@ -89,7 +105,15 @@ def broadcast(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Work | None:
-    """Copy the tensor of rank `src` into `tensor` of every rank."""
+    """Copy the tensor of rank `src` into `tensor` of every rank.
+
+    >>> def of_rank_1():
+    ...     x = np.full(2, dist.get_rank())
+    ...     dist.broadcast(x, src=1)
+    ...     return x.tolist()
+    >>> unisono.spawn(of_rank_1, 3)
+    [[1, 1], [1, 1], [1, 1]]
+    """
     done = fast.broadcast(tensor, src, group, async_op, group_src)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
@@ -118,7 +142,15 @@ def reduce(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Combine `tensor` over the group into the tensor of rank `dst`; others keep theirs."""
+    """Combine `tensor` over the group into the tensor of rank `dst`; others keep theirs.
+
+    >>> def total_on_rank_1():
+    ...     x = np.full(2, dist.get_rank())
+    ...     dist.reduce(x, dst=1)
+    ...     return x.tolist()
+    >>> unisono.spawn(total_on_rank_1, 3)
+    [[0, 0], [3, 3], [2, 2]]
+    """
     done = fast.reduce(tensor, dst, op, group, async_op, group_dst)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
@@ -144,7 +176,15 @@ def reduce(
 def all_gather(
     tensor_list: list[Any], tensor: Any, group: Group | None = None, async_op: bool = False
 ) -> Work | None:
-    """Collect every rank's tensor in `tensor_list`, on every rank; sizes may differ."""
+    """Collect every rank's tensor in `tensor_list`, on every rank; sizes may differ.
+
+    >>> def everyone():
+    ...     parts = [np.empty(1, int) for _ in range(3)]
+    ...     dist.all_gather(parts, np.array([dist.get_rank()]))
+    ...     return np.concatenate(parts).tolist()
+    >>> unisono.spawn(everyone, 3)
+    [[0, 1, 2], [0, 1, 2], [0, 1, 2]]
+    """
     if async_op is False and fast.all_gather_list(tensor_list, tensor, group) is None:
         return None
     parts = arguments.views(tensor_list, "tensor_list")
@@ -169,7 +209,15 @@ def all_gather(
 def all_gather_single(
     output_tensor: Any, input_tensor: Any, group: Group | None = None, async_op: bool = False
 ) -> Work | None:
-    """Collect every rank's tensor in one: joined or stacked, as the output is shaped."""
+    """Collect every rank's tensor in one: joined or stacked, as the output is shaped.
+
+    >>> def joined():
+    ...     x = np.empty(4, int)
+    ...     dist.all_gather_single(x, np.full(2, dist.get_rank()))
+    ...     return x.tolist()
+    >>> unisono.spawn(joined, 2)
+    [[0, 0, 1, 1], [0, 0, 1, 1]]
+    """
     done = fast.all_gather_into(output_tensor, input_tensor, group, async_op, False)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
@@ -191,7 +239,15 @@ def all_gather_single(
 def all_gather_into_tensor(
     output_tensor: Any, input_tensor: Any, group: Group | None = None, async_op: bool = False
 ) -> Work | None:
-    """Do what `all_gather_single` does, which is its name since torch 2.13."""
+    """Do what `all_gather_single` does, which is its name since torch 2.13.
+
+    >>> def stacked():
+    ...     x = np.empty((2, 2), int)
+    ...     dist.all_gather_into_tensor(x, np.full(2, dist.get_rank()))
+    ...     return x.tolist()
+    >>> unisono.spawn(stacked, 2)
+    [[[0, 0], [1, 1]], [[0, 0], [1, 1]]]
+    """
     return all_gather_single(output_tensor, input_tensor, group, async_op)
 
 
@@ -201,7 +257,16 @@ def all_gather_coalesced(
     group: Group | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Collect every rank's list of tensors; the list of rank i goes into list i of the output."""
+    """Collect every rank's list of tensors; the list of rank i goes into list i of the output.
+
+    >>> def lists():
+    ...     mine = [np.full(1, dist.get_rank()), np.full(2, 1)]
+    ...     found = [[np.empty_like(x) for x in mine] for _ in range(2)]
+    ...     dist.all_gather_coalesced(found, mine)
+    ...     return [int(of_rank[0][0]) for of_rank in found]
+    >>> unisono.spawn(lists, 2)
+    [[0, 1], [0, 1]]
+    """
     members = arguments.members(group, "all_gather_coalesced")
     if members is None:
         return None
@@ -235,7 +300,16 @@ def gather(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Collect every rank's tensor in `gather_list` of rank `dst`; sizes may differ."""
+    """Collect every rank's tensor in `gather_list` of rank `dst`; sizes may differ.
+
+    >>> def on_rank_0():
+    ...     rank = dist.get_rank()
+    ...     parts = [np.empty(1, int) for _ in range(3)] if rank == 0 else None
+    ...     dist.gather(np.array([rank]), parts, dst=0)
+    ...     return parts and np.concatenate(parts).tolist()
+    >>> unisono.spawn(on_rank_0, 3)
+    [[0, 1, 2], None, None]
+    """
     if async_op is False and fast.gather_list(tensor, gather_list, dst, group, group_dst) is None:
         return None
     source = arguments.view(tensor, "tensor")
@@ -270,7 +344,16 @@ def scatter(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Work | None:
-    """Distribute the tensors of `scatter_list` of rank `src` to the ranks; sizes may differ."""
+    """Distribute the tensors of `scatter_list` of rank `src` to the ranks; sizes may differ.
+
+    >>> def part():
+    ...     x = np.empty(1, int)
+    ...     parts = [np.array([10 * i]) for i in range(3)] if dist.get_rank() == 0 else None
+    ...     dist.scatter(x, parts, src=0)
+    ...     return x.tolist()
+    >>> unisono.spawn(part, 3)
+    [[0], [10], [20]]
+    """
     if async_op is False and fast.scatter_list(tensor, scatter_list, src, group, group_src) is None:
         return None
     target = arguments.view(tensor, "tensor")
@@ -304,7 +387,15 @@ def reduce_scatter(
     group: Group | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Combine every rank's list and leave entry `rank` of the result in `output`."""
+    """Combine every rank's list and leave entry `rank` of the result in `output`.
+
+    >>> def part():
+    ...     x = np.empty(1, int)
+    ...     dist.reduce_scatter(x, [np.array([10]), np.array([20])])
+    ...     return x.tolist()
+    >>> unisono.spawn(part, 2)
+    [[20], [40]]
+    """
     target = arguments.view(output, "output")
     parts = arguments.views(input_list, "input_list")
     check_one_dtype([target, *parts], names="output and input_list")
@@ -333,7 +424,15 @@ def reduce_scatter_single(
     group: Group | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Combine every rank's `input` and leave part `rank` of it, of equal parts, in `output`."""
+    """Combine every rank's `input` and leave part `rank` of it, of equal parts, in `output`.
+
+    >>> def part():
+    ...     x = np.empty(1, int)
+    ...     dist.reduce_scatter_single(x, np.array([10, 20]))
+    ...     return x.tolist()
+    >>> unisono.spawn(part, 2)
+    [[20], [40]]
+    """
     done = fast.reduce_scatter_into(output, input, op, group, async_op, False)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
@@ -361,7 +460,15 @@ def reduce_scatter_tensor(
     group: Group | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Do what `reduce_scatter_single` does, which is its name since torch 2.13."""
+    """Do what `reduce_scatter_single` does, which is its name since torch 2.13.
+
+    >>> def part():
+    ...     x = np.empty(1, int)
+    ...     dist.reduce_scatter_tensor(x, np.array([10, 20]))
+    ...     return x.tolist()
+    >>> unisono.spawn(part, 2)
+    [[20], [40]]
+    """
     return reduce_scatter_single(output, input, op, group, async_op)
 
 
@@ -371,7 +478,16 @@ def all_to_all(
     group: Group | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Send entry j of the input list to rank j, and receive entry i of the output list from i."""
+    """Send entry j of the input list to rank j, and receive entry i of the output list from i.
+
+    >>> def exchange():
+    ...     mine = [np.array([10 * dist.get_rank() + i]) for i in range(2)]
+    ...     found = [np.empty(1, int) for _ in range(2)]
+    ...     dist.all_to_all(found, mine)
+    ...     return np.concatenate(found).tolist()
+    >>> unisono.spawn(exchange, 2)
+    [[0, 10], [1, 11]]
+    """
     if (
         async_op is False
         and fast.all_to_all_list(output_tensor_list, input_tensor_list, group) is None
@@ -407,7 +523,15 @@ def all_to_all_single(
     group: Group | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Send rows of `input` to each rank and receive rows of `output`; equal shares by default."""
+    """Send rows of `input` to each rank and receive rows of `output`; equal shares by default.
+
+    >>> def exchange():
+    ...     x = np.empty(4, int)
+    ...     dist.all_to_all_single(x, np.arange(4) + 10 * dist.get_rank())
+    ...     return x.tolist()
+    >>> unisono.spawn(exchange, 2)
+    [[0, 1, 10, 11], [2, 3, 12, 13]]
+    """
     if output_split_sizes is None and input_split_sizes is None:
         done = fast.all_to_all_into(output, input, group, async_op)
         if done is not NotImplemented:
@@ -440,7 +564,11 @@ def barrier(
     device_ids: list[int] | None = None,
     timeout: timedelta | None = None,
 ) -> Work | None:
-    """Wait until every rank of the group has called this; `device_ids` has no meaning here."""
+    """Wait until every rank of the group has called this; `device_ids` has no meaning here.
+
+    >>> unisono.spawn(lambda: dist.barrier(), 2)
+    [None, None]
+    """
     if timeout is None:
         done = fast.barrier(group, async_op)
         if done is not NotImplemented:
@@ -461,6 +589,9 @@ def monitored_barrier(
     """Wait for every rank of the group, and name those that did not come in time.
 
     All missing ranks are named, whether or not `wait_all_ranks` asks for more than the first.
+
+    >>> unisono.spawn(lambda: dist.monitored_barrier(), 2)
+    [None, None]
     """
     members = arguments.members(group, "monitored_barrier")
     if members is None:

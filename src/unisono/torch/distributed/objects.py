@@ -27,7 +27,15 @@ class _ListTooShort(ArgumentError, IndexError):
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Group | None = None) -> None:
-    """Collect every rank's object in `object_list`, on every rank."""
+    """Collect every rank's object in `object_list`, on every rank.
+
+    >>> def everyone():
+    ...     found = [None, None]
+    ...     dist.all_gather_object(found, {"rank": dist.get_rank()})
+    ...     return found
+    >>> unisono.spawn(everyone, 2)[0]
+    [{'rank': 0}, {'rank': 1}]
+    """
     members = arguments.members(group, "all_gather_object")
     if members is None:
         return
@@ -42,7 +50,15 @@ def gather_object(
     group: Group | None = None,
     group_dst: int | None = None,
 ) -> None:
-    """Collect every rank's object in `object_gather_list` of rank `dst`."""
+    """Collect every rank's object in `object_gather_list` of rank `dst`.
+
+    >>> def on_rank_0():
+    ...     found = [None, None] if dist.get_rank() == 0 else None
+    ...     dist.gather_object(f"of {dist.get_rank()}", found, dst=0)
+    ...     return found
+    >>> unisono.spawn(on_rank_0, 2)
+    [['of 0', 'of 1'], None]
+    """
     members = arguments.members(group, "gather_object")
     if members is None:
         return
@@ -67,7 +83,15 @@ def broadcast_object_list(
     device: Any = None,
     group_src: int | None = None,
 ) -> None:
-    """Copy the objects in the list of rank `src` into the lists of all, which are as long."""
+    """Copy the objects in the list of rank `src` into the lists of all, which are as long.
+
+    >>> def settings():
+    ...     found = [{"rate": 0.1}] if dist.get_rank() == 0 else [None]
+    ...     dist.broadcast_object_list(found, src=0)
+    ...     return found
+    >>> unisono.spawn(settings, 2)
+    [[{'rate': 0.1}], [{'rate': 0.1}]]
+    """
     members = arguments.members(group, "broadcast_object_list")
     if members is None:
         return
@@ -89,7 +113,15 @@ def scatter_object_list(
     group: Group | None = None,
     group_src: int | None = None,
 ) -> None:
-    """Put object `rank` of the list of rank `src` into the first entry of the output list."""
+    """Put object `rank` of the list of rank `src` into the first entry of the output list.
+
+    >>> def part():
+    ...     found = [None]
+    ...     dist.scatter_object_list(found, ["a", "b"] if dist.get_rank() == 0 else None, src=0)
+    ...     return found
+    >>> unisono.spawn(part, 2)
+    [['a'], ['b']]
+    """
     members = arguments.members(group, "scatter_object_list")
     if members is None:
         return
@@ -114,7 +146,18 @@ def send_object_list(
     group_dst: int | None = None,
     use_batch: bool = False,
 ) -> None:
-    """Send the objects of a list to rank `dst`."""
+    """Send the objects of a list to rank `dst`.
+
+    >>> def message():
+    ...     found = [dist.get_rank()]
+    ...     if dist.get_rank() == 0:
+    ...         dist.send_object_list(["hello"], dst=1)
+    ...     else:
+    ...         dist.recv_object_list(found, src=0)
+    ...     return found
+    >>> unisono.spawn(message, 2)
+    [[0], ['hello']]
+    """
     members = arguments.members(group, "send_object_list")
     if members is None:
         return
@@ -133,7 +176,15 @@ def recv_object_list(
     group_src: int | None = None,
     use_batch: bool = False,
 ) -> int:
-    """Receive as many objects as the list is long from rank `src`; returns the sender."""
+    """Receive as many objects as the list is long from rank `src`; returns the sender.
+
+    >>> def sender():
+    ...     if dist.get_rank() == 1:
+    ...         return dist.send_object_list(["hello"], dst=0)
+    ...     return dist.recv_object_list([None])
+    >>> unisono.spawn(sender, 2)
+    [1, None]
+    """
     members = arguments.members(group, "recv_object_list")
     if members is None:
         return -1

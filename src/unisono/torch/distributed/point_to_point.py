@@ -24,7 +24,15 @@ def send(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> None:
-    """Send `tensor` to rank `dst`; returns when it may be written again."""
+    """Send `tensor` to rank `dst`; returns when it may be written again.
+
+    >>> def message():
+    ...     x = np.full(2, dist.get_rank())
+    ...     dist.send(x, dst=1) if dist.get_rank() == 0 else dist.recv(x, src=0)
+    ...     return x.tolist()
+    >>> unisono.spawn(message, 2)
+    [[0, 0], [0, 0]]
+    """
     if fast.send(tensor, dst, group, tag, group_dst) is None:
         return
     data = arguments.view(tensor, "tensor")
@@ -44,7 +52,14 @@ def recv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> int:
-    """Receive into `tensor` from rank `src`, or from any; returns the sender's world rank."""
+    """Receive into `tensor` from rank `src`, or from any; returns the sender's world rank.
+
+    >>> def sender():
+    ...     x = np.full(2, dist.get_rank())
+    ...     return dist.send(x, dst=0) if dist.get_rank() == 1 else dist.recv(x)
+    >>> unisono.spawn(sender, 2)
+    [1, None]
+    """
     done = fast.recv(tensor, src, group, tag, group_src)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
@@ -66,7 +81,17 @@ def isend(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Start to send `tensor` to rank `dst`; do not change it until the work has ended."""
+    """Start to send `tensor` to rank `dst`; do not change it until the work has ended.
+
+    >>> def swap():
+    ...     other, x = 1 - dist.get_rank(), np.empty(1, int)
+    ...     work = dist.isend(np.array([dist.get_rank()]), dst=other)
+    ...     dist.recv(x, src=other)
+    ...     work.wait()
+    ...     return x.tolist()
+    >>> unisono.spawn(swap, 2)
+    [[1], [0]]
+    """
     done = fast.isend(tensor, dst, group, tag, group_dst)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
@@ -86,7 +111,17 @@ def irecv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> Work | None:
-    """Start to receive into `tensor` from rank `src`, or from any rank."""
+    """Start to receive into `tensor` from rank `src`, or from any rank.
+
+    >>> def swap():
+    ...     other, x = 1 - dist.get_rank(), np.empty(1, int)
+    ...     work = dist.irecv(x, src=other)
+    ...     dist.send(np.array([dist.get_rank()]), dst=other)
+    ...     work.wait()
+    ...     return x.tolist()
+    >>> unisono.spawn(swap, 2)
+    [[1], [0]]
+    """
     done = fast.irecv(tensor, src, group, tag, group_src)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
@@ -128,7 +163,18 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
-    """Start every message of the list, in its order, and return their works."""
+    """Start every message of the list, in its order, and return their works.
+
+    >>> def swap():
+    ...     other, x = 1 - dist.get_rank(), np.empty(1, int)
+    ...     send = dist.P2POp(dist.isend, np.array([dist.get_rank()]), other)
+    ...     works = dist.batch_isend_irecv([send, dist.P2POp(dist.irecv, x, other)])
+    ...     for work in works:
+    ...         work.wait()
+    ...     return x.tolist()
+    >>> unisono.spawn(swap, 2)
+    [[1], [0]]
+    """
     if not isinstance(p2p_op_list, list) or not all(isinstance(op, P2POp) for op in p2p_op_list):
         raise ArgumentError("p2p_op_list must be a list of P2POp")
     if any(op.group is not p2p_op_list[0].group for op in p2p_op_list):
