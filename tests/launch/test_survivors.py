@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -51,8 +52,9 @@ def test_survivors_can_tell(start: str, tensor: str, again: int, tmp_path: Path)
     done = run("-n", "3", script, env={**os.environ, "UNISONO_TRACE": str(tmp_path)})
     assert done.returncode == 137
     assert done.stderr.splitlines()[-1] == "unisono: rank 1 of 3 failed: killed by SIGKILL"
-    assert "failed as well: ranks 0, 2 (exit code 1)" in done.stderr
-    assert "PeerLost: rank 1 (pid " in done.stderr
+    told = re.findall(r"^\[([\d,]+)\] .*PeerLost: rank 1 \(pid ", done.stderr, re.MULTILINE)
+    # What they do then, Python's own end above all, may take longer than the grace.
+    assert {rank for ranks in told for rank in ranks.split(",")} == {"0", "2"}, done.stderr
     assert len(list(tmp_path.glob("unisono-trace-*.json"))) == 1
 
 
