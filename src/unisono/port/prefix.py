@@ -1,0 +1,110 @@
+"""The prefix rule: `unisono.` in front of an import, and the rest of the file stays as it is."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections import defaultdict
+
+from unisono import mapping
+from unisono.port.imports import ImportChanges, import_changes, with_aliases
+from unisono.port.plan import Decision, Plan, Verdict
+from unisono.port.program import Program, Reference, SourceFile
+from unisono.port.scopes import Binding
+
+__all__ = ["prefix_changes"]
+
+_PREFIX = "unisono."
+#: Modules that unisono has, and from which it hands on what it does not have itself.
+_OPEN_MODULES = ("mindspore.ops", "mindspore.communication", "torch.distributed")
+
+
+def prefix_changes(program: Program, file: SourceFile) -> tuple[list[Decision], ImportChanges]:
+    """Decide on all uses in a file, and say how its imports change."""
+    by_binding: dict[Binding, list[Reference]] = defaultdict(list)
+    for reference in file.references:
+        if not reference.prefixed and reference.through is None:
+            by_binding[reference.binding].append(reference)
+    decisions: list[Decision] = []
+    prefixed: set[Binding] = set()
+    for binding, references in by_binding.items():
+        obstacle = next(filter(None, map(_obstacle, references)), None)
+        if obstacle is None and _home(program, binding):
+            prefixed.add(binding)
+        for reference in references:
+            decisions.append(_decision(program, reference, obstacle))
+    present = {
+        f"{_PREFIX}{binding.path}": binding.name
+        for binding in prefixed
+        if file.scopes.parents[binding.node] is file.tree
+    }
+    changes = import_changes(program, file, decisions, present)
+    statements = dict(changes.statements)
+    for statement in {binding.node for binding in prefixed}:
+        assert isinstance(statement, ast.Import | ast.ImportFrom)
+        names = {binding.name for binding in prefixed if binding.node is statement}
+        statements[statement] = _prefixed(statement, names)
+    return decisions, ImportChanges(statements, changes.names)
+
+
+def _obstacle(reference: Reference) -> str | None:
+    """Return why unisono cannot take the place of upstream for a use."""
+    calls = mapping.calls()
+    names = {item.path for entry in mapping.load().values() for item in entry.names}
+    for entry in mapping.load().values():
+        for item in entry.missing:
+            if item.path == reference.path:
+                return f"unisono has no {reference.path}: {item.reason.en}"
+    if reference.path in calls or reference.path in names:
+        return None
+    return f"unisono has no {reference.path}"
+
+
+def _home(program: Program, binding: Binding) -> str | None:
+    """Return the face module that a binding reads, or None if it reads another module."""
+    path = program.follow(binding.path or "")[0]
+    if binding.path is None or not binding.path.startswith(("torch.", "mindspore.")):
+        return None
+    if not any(path == module or path.startswith(f"{module}.") for module in _OPEN_MODULES):
+        if not path.startswith("mindspore.mint.distributed"):
+            return None
+    node = binding.node
+    module = node.module if isinstance(node, ast.ImportFrom) else binding.path
+    try:
+        found = importlib.util.find_spec(f"{_PREFIX}{module}")
+    except ModuleNotFoundError:
+        return None
+    return module if found else None
+
+
+def _decision(program: Program, reference: Reference, obstacle: str | None) -> Decision:
+    target = f"{_PREFIX}{reference.path}"
+    if obstacle is not None:
+        return Decision(reference, Verdict.LEAVE, obstacle)
+    if _home(program, reference.binding):
+        return Decision(reference, Verdict.REWRITE, "its import gets the prefix", target)
+    if not (reference.binding.path or "").startswith(("torch", "mindspore")):
+        reason = "it comes from another file of the program, or from a third party"
+        return Decision(reference, Verdict.REWRITE, reason, target)
+    if reference.rest:
+        target = f"{target}.{reference.rest}"
+        reason = "its module is imported with the prefix"
+        # ReduceOp.SUM: the module is that of ReduceOp, not ReduceOp itself.
+        module = reference.path.rpartition(".")[0]
+        plan = Plan(f"{_PREFIX}{module}.{reference.path.rpartition('.')[2]}")
+        return Decision(reference, Verdict.REWRITE, reason, target, plan=plan)
+    plan = Plan(target)
+    reason = "its module is imported with the prefix"
+    return Decision(reference, Verdict.REWRITE, reason, target, plan=plan)
+
+
+def _prefixed(statement: ast.Import | ast.ImportFrom, names: set[str]) -> tuple[str, ...]:
+    """Divide an import statement: names that get the prefix, and the others."""
+
+    def bound(alias: ast.alias) -> str:
+        return alias.asname or alias.name.partition(".")[0]
+
+    gone = [alias for alias in statement.names if bound(alias) in names]
+    kept = [alias for alias in statement.names if alias not in gone]
+    lines = [with_aliases(statement, kept)] if kept else []
+    return (*lines, with_aliases(statement, gone, _PREFIX))
