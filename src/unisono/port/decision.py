@@ -117,19 +117,21 @@ def _value(reference: Reference, target: Target) -> Decision:
     """Decide on a name that is not called: a function as a value, a constant, a type."""
     rule = rule_for(reference.path, target, frozenset())
     if isinstance(rule, str):
-        raise Refused(rule if not reference.rest else f"{rule} Used as a value here.")
-    if reference.rest or not rule.same_shape or rule.pair is not None:
+        named = {name.path: name for entry in mapping.load().values() for name in entry.names}
+        if reference.path in named:
+            word = reference.path.rpartition(".")[2]
+            text = f"{word} is used as a value, and {target.dialect} writes it in another way"
+            raise Refused(text, named[reference.path].difference)
+        raise Refused(rule)
+    # P2POp takes isend and irecv, and passes them what both sides have.
+    if reference.rest or rule.source.name not in ("isend", "irecv") or rule.pair is not None:
         raise Refused("the function is used as a value, so how it is called is not known here")
-    names = [argument.name for argument in rule.source.parameters]
-    if [argument.name for argument in rule.target.parameters][: len(names)] != names:
-        name = rule.source.name
-        if name not in ("isend", "irecv"):  # only P2POp takes these, and it passes what both have
-            raise Refused(f"{name} is used as a value, and the two sides take different arguments")
     reason = "the same function with another name"
-    return Decision(reference, Verdict.REWRITE, reason, rule.target.path, (), Plan(rule.target.path))
+    return Decision(
+        reference, Verdict.REWRITE, reason, rule.target.path, (), Plan(rule.target.path)
+    )
 
 
 def explain(decision: Decision) -> list[str]:
     """Return the texts of the differences that matter at a call."""
     return [difference_text(name) for name in decision.differences]
-

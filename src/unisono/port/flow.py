@@ -100,7 +100,7 @@ def why_not_rebind(node: ast.expr, call: ast.Call, file: SourceFile) -> str | No
 
 
 def _loops(node: ast.AST, scopes: Scopes) -> set[ast.AST]:
-    found = set()
+    found: set[ast.AST] = set()
     for outer in scopes.chain(node):
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             break

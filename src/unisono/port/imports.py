@@ -21,8 +21,6 @@ _LOCAL_NAMES = {
     "mindspore.mint.distributed": "dist",
     "torch.distributed": "dist",
 }
-#: What only these modules have; others, such as torch, are imported for much else.
-_SPECIAL = re.compile(r"(unisono\.)?(torch\.distributed|mindspore\.(communication|mint\.dist))")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +74,7 @@ def import_changes(
                 continue
             present.add((scope, module))
             added.setdefault(statement, []).append(_import(module, names[module]))
-    statements = {}
+    statements: dict[ast.stmt, tuple[str, ...]] = {}
     for statement in {*added, *(binding.node for binding in dropped)}:
         assert isinstance(statement, ast.Import | ast.ImportFrom)
         gone = {binding.name for binding in dropped if binding.node is statement}
@@ -126,8 +124,6 @@ def _unused(program: Program, file: SourceFile, moved: list[Reference]) -> set[B
     exported = {node.value for node in ast.walk(file.tree) if isinstance(node, ast.Constant)}
     found = set()
     for binding in {reference.binding for reference in moved}:
-        if not _SPECIAL.match(program.follow(binding.path or "")[0]):
-            continue
         scope = file.scopes.scope_of[binding.node]
         remaining = [
             name
@@ -135,10 +131,10 @@ def _unused(program: Program, file: SourceFile, moved: list[Reference]) -> set[B
             if name not in roots and isinstance(name.ctx, ast.Load)
         ]
         passed_on = (file.name, binding.name) in program.passed_on or binding.name in exported
-        if not remaining and not passed_on and file.path.name != "__init__.py":
-            # A name that another statement binds too, such as `dist = None`, must keep its place.
-            if len(scope.bindings[binding.name]) == 1:
-                found.add(binding)
+        # A name that another statement binds too, such as `dist = None`, must keep its place.
+        needed = remaining or passed_on or len(scope.bindings[binding.name]) > 1
+        if not needed and file.path.name != "__init__.py":
+            found.add(binding)
     return found
 
 
@@ -146,9 +142,9 @@ def _existing(file: SourceFile, module: str, dropped: set[Binding]) -> str | Non
     """Return the name under which the file has a module already, at its top."""
     for name, bindings in file.scopes.top.bindings.items():
         binding = bindings[0]
-        if len(bindings) == 1 and binding.path == module and binding not in dropped:
-            if file.scopes.parents[binding.node] is file.tree:
-                return name
+        stays = len(bindings) == 1 and binding.path == module and binding not in dropped
+        if stays and file.scopes.parents[binding.node] is file.tree:
+            return name
     return None
 
 
@@ -158,7 +154,8 @@ def _choose(file: SourceFile, module: str, dropped: set[Binding]) -> str:
     holders = [item for scope in scopes.values() for item in scope.bindings.get(word, ())]
     if holders and all(binding in dropped for binding in holders):
         return word
-    return file.fresh_name(word)
+    outer = module.removeprefix("unisono.").split(".")[-2]
+    return file.fresh_name(word if file.is_free(word) else f"{outer}_{word}")
 
 
 def _import(module: str, name: str) -> str:

@@ -20,7 +20,7 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True)
 class NewArgument:
-    """One argument of the new call: an old one by its number, or a text."""
+    """One argument of the new call: an old one by its number, a text, or a text in its place."""
 
     keyword: str | None
     old: int | None = None

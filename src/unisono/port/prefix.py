@@ -15,8 +15,13 @@ from unisono.port.scopes import Binding
 __all__ = ["prefix_changes"]
 
 _PREFIX = "unisono."
-#: Modules that unisono has, and from which it hands on what it does not have itself.
-_OPEN_MODULES = ("mindspore.ops", "mindspore.communication", "torch.distributed")
+#: Modules that unisono has; its mindspore.ops hands on what it does not have itself.
+_MODULES = (
+    "mindspore.communication",
+    "mindspore.mint.distributed",
+    "mindspore.ops",
+    "torch.distributed",
+)
 
 
 def prefix_changes(program: Program, file: SourceFile) -> tuple[list[Decision], ImportChanges]:
@@ -31,8 +36,7 @@ def prefix_changes(program: Program, file: SourceFile) -> tuple[list[Decision], 
         obstacle = next(filter(None, map(_obstacle, references)), None)
         if obstacle is None and _home(program, binding):
             prefixed.add(binding)
-        for reference in references:
-            decisions.append(_decision(program, reference, obstacle))
+        decisions += [_decision(program, reference, obstacle) for reference in references]
     present = {
         f"{_PREFIX}{binding.path}": binding.name
         for binding in prefixed
@@ -65,9 +69,8 @@ def _home(program: Program, binding: Binding) -> str | None:
     path = program.follow(binding.path or "")[0]
     if binding.path is None or not binding.path.startswith(("torch.", "mindspore.")):
         return None
-    if not any(path == module or path.startswith(f"{module}.") for module in _OPEN_MODULES):
-        if not path.startswith("mindspore.mint.distributed"):
-            return None
+    if not any(path == module or path.startswith(f"{module}.") for module in _MODULES):
+        return None
     node = binding.node
     module = node.module if isinstance(node, ast.ImportFrom) else binding.path
     try:
@@ -86,16 +89,8 @@ def _decision(program: Program, reference: Reference, obstacle: str | None) -> D
     if not (reference.binding.path or "").startswith(("torch", "mindspore")):
         reason = "it comes from another file of the program, or from a third party"
         return Decision(reference, Verdict.REWRITE, reason, target)
-    if reference.rest:
-        target = f"{target}.{reference.rest}"
-        reason = "its module is imported with the prefix"
-        # ReduceOp.SUM: the module is that of ReduceOp, not ReduceOp itself.
-        module = reference.path.rpartition(".")[0]
-        plan = Plan(f"{_PREFIX}{module}.{reference.path.rpartition('.')[2]}")
-        return Decision(reference, Verdict.REWRITE, reason, target, plan=plan)
-    plan = Plan(target)
     reason = "its module is imported with the prefix"
-    return Decision(reference, Verdict.REWRITE, reason, target, plan=plan)
+    return Decision(reference, Verdict.REWRITE, reason, target, plan=Plan(target))
 
 
 def _prefixed(statement: ast.Import | ast.ImportFrom, names: set[str]) -> tuple[str, ...]:

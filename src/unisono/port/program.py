@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import ast
+import codecs
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from unisono import mapping
 from unisono.errors import ArgumentError
 from unisono.port.scopes import Binding, Scopes
 
-__all__ = ["Program", "Reference", "SourceFile", "Unreadable", "module_name", "python_files"]
+__all__ = [
+    "Program",
+    "Reference",
+    "SourceFile",
+    "Unreadable",
+    "module_name",
+    "python_files",
+    "read_program",
+]
 
 #: Other places from which upstream's own names can be imported.
 _OTHER_PLACES = {
@@ -65,10 +74,11 @@ class Reference:
 
 @functools.cache
 def _known() -> frozenset[str]:
-    entries = mapping.load().values()
-    return frozenset(
-        item.path for entry in entries for item in (*entry.calls, *entry.names, *entry.missing)
-    )
+    found: set[str] = set()
+    for entry in mapping.load().values():
+        found |= {call.path for call in entry.calls} | {name.path for name in entry.names}
+        found |= {item.path for item in entry.missing}
+    return frozenset(found)
 
 
 def _canonical(path: str, roots: Sequence[str]) -> tuple[str, bool]:
@@ -102,6 +112,7 @@ class SourceFile:
 
     def __init__(self, path: Path, name: str, source: str) -> None:
         self.path, self.name, self.source = path, name, source
+        self.has_mark = False  # of the byte order, as some editors write it
         self.tree = ast.parse(source, str(path))
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         self.scopes = Scopes(self.tree, package)
@@ -109,10 +120,14 @@ class SourceFile:
         self.by_node: dict[ast.AST, Reference] = {}
         self._given_out: set[str] = set()
 
+    def is_free(self, name: str) -> bool:
+        """Tell whether the file does not use a name yet."""
+        return name not in self._names and name not in self._given_out
+
     def fresh_name(self, word: str) -> str:
         """Return a name that the file does not use yet."""
         name, count = word, 1
-        while name in self._names or name in self._given_out:
+        while not self.is_free(name):
             count += 1
             name = f"{word}_{count}"
         self._given_out.add(name)
@@ -144,6 +159,11 @@ class SourceFile:
             and found.path in known
             and known[found.path].style == "functional"
         }
+
+    @functools.cached_property
+    def result_name(self) -> str:
+        """Return the name of a result that is used at once."""
+        return self.fresh_name("result")
 
     @functools.cached_property
     def loop_names(self) -> tuple[str, str]:
@@ -180,9 +200,9 @@ class Program:
     def read(self, path: Path) -> None:
         """Parse one file; a file that Python cannot parse is put on a list."""
         try:
-            with path.open(encoding="utf-8", newline="") as file:
-                source = file.read()
-            self.add(path, source)
+            data = path.read_bytes()
+            file = self.add(path, data.decode("utf-8-sig"))
+            file.has_mark = data.startswith(codecs.BOM_UTF8)
         except SyntaxError as error:
             self.unreadable.append(Unreadable(path, error.lineno or 1, error.msg))
         except (OSError, ValueError, RecursionError) as error:
@@ -277,6 +297,20 @@ def _only_imports(bindings: list[Binding]) -> bool:
         or (isinstance(binding.value, ast.Constant) and binding.value.value is None)
         for binding in bindings
     )
+
+
+def read_program(
+    paths: Iterable[Path], roots: Iterable[str], progress: Callable[[int, int], None]
+) -> Program:
+    """Read all Python files among paths and inside folders; `progress` hears how many are done."""
+    program = Program(roots)
+    files = python_files(paths)
+    for done, path in enumerate(files):
+        progress(done, len(files))
+        program.read(path)
+    progress(len(files), len(files))
+    program.resolve()
+    return program
 
 
 def module_name(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -52,7 +53,7 @@ def unreached(file: SourceFile) -> dict[Reference, str]:
 
 def _reason(reference: Reference, others: list[Reference], file: SourceFile) -> str | None:
     chain = file.scopes.chain(reference.node)
-    for inner, outer in zip(chain, chain[1:], strict=False):
+    for inner, outer in itertools.pairwise(chain):
         if isinstance(outer, ast.If | ast.While) and inner is not outer.test:
             if _tests_rank(outer.test) and not _has_partner(reference, outer, others, file):
                 return f"only ranks with `{_short(outer.test)}` (line {outer.lineno}) reach it"
@@ -94,7 +95,7 @@ def _has_partner(
         if other is reference or other.path != reference.path:
             continue
         chain = file.scopes.chain(other.node)
-        for inner, outer in zip(chain, chain[1:], strict=False):
+        for inner, outer in itertools.pairwise(chain):
             if outer is test and isinstance(test, ast.If):
                 if (inner in test.body) != (_branch(reference, test, file)):
                     return True

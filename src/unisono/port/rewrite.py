@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, cast
 
 import libcst as cst
-from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
+from libcst.metadata import MetadataWrapper, PositionProvider
 
 from unisono.port.imports import ImportChanges
 from unisono.port.plan import Decision, Plan, Verdict
@@ -34,7 +33,6 @@ def rewrite(file: SourceFile, decisions: Sequence[Decision], imports: ImportChan
     return source
 
 
-@dataclasses.dataclass
 class _Changes:
     """All changes of a file, by the place of what they change."""
 
@@ -80,7 +78,12 @@ class _Changes:
             return
         if plan.arguments is None or reference.call is None:
             module, _, name = plan.function.rpartition(".")
-            self.names[self.place(reference.node)] = f"{self.imports.names[module]}.{name}"
+            words = [
+                self.imports.names[module],
+                name,
+                *([reference.rest] if reference.rest else []),
+            ]
+            self.names[self.place(reference.node)] = ".".join(words)
             return
         place = self.place(reference.call)
         self.calls[place] = plan
@@ -105,7 +108,7 @@ class _Rewriter(cst.CSTTransformer):
         self.codes: dict[_Range, str] = {}
 
     def _place(self, node: cst.CSTNode) -> _Range:
-        found = cast(CodeRange, self.get_metadata(PositionProvider, node))
+        found = self.get_metadata(PositionProvider, node)
         return (found.start.line, found.start.column, found.end.line, found.end.column)
 
     # ---- expressions ----
@@ -127,11 +130,13 @@ class _Rewriter(cst.CSTTransformer):
         found = []
         for argument in plan.arguments or ():
             keyword = cst.Name(argument.keyword) if argument.keyword else None
-            if argument.old is not None:
-                new = call.args[argument.old]
+            old = None if argument.old is None else call.args[argument.old]
+            if argument.text is not None:
+                value = cst.parse_expression(self.changes.imports.fill(argument.text))
+                new = old.with_changes(value=value) if old else cst.Arg(value)
             else:
-                text = self.changes.imports.fill(argument.text or "")
-                new = cst.Arg(cst.parse_expression(text))
+                assert old is not None
+                new = old
             equal: cst.AssignEqual | cst.MaybeSentinel = new.equal
             if new.keyword is None and keyword is not None:
                 equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))

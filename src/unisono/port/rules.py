@@ -35,15 +35,17 @@ class Target:
         version = version or mapping.vocabulary()["checked"]["mindspore"]
         if version not in mapping.vocabulary()["versions"]["mindspore"]:
             known = ", ".join(mapping.vocabulary()["versions"]["mindspore"])
-            raise ArgumentError(f"MindSpore {version!r} is not in the mapping table; it has {known}")
+            raise ArgumentError(
+                f"MindSpore {version!r} is not in the mapping table; it has {known}"
+            )
         if text in ("torch", "unisono"):
             return cls(dialect, version=version)
         if dialect == "mindspore" and family in ("", *_FAMILIES):
             return cls(dialect, family or "comm_func", version)
         if text == "mindspore:ops":
             raise ArgumentError(
-                "mindspore:ops is not yet possible: a primitive is built in one place and called in "
-                "another; use mindspore:comm_func or mindspore:mint"
+                "mindspore:ops is not yet possible: a primitive is built in one place and called "
+                "in another; use mindspore:comm_func or mindspore:mint"
             )
         raise ArgumentError(
             f"no target {text!r}; there are torch, mindspore:comm_func, mindspore:mint and unisono"
@@ -107,14 +109,15 @@ def difference_text(identifier: str | None) -> str:
     return mapping.differences()[identifier].text.en if identifier else ""
 
 
+def _paths(entry: Entry) -> set[str]:
+    found = {call.path for call in entry.calls} | {name.path for name in entry.names}
+    return found | {item.path for item in entry.missing}
+
+
 @functools.cache
 def _entry_of(path: str) -> Entry | None:
     return next(
-        (
-            entry
-            for entry in mapping.load().values()
-            if any(item.path == path for item in (*entry.calls, *entry.names, *entry.missing))
-        ),
+        (entry for entry in mapping.load().values() if path in _paths(entry)),
         None,
     )
 
@@ -188,7 +191,9 @@ def _fits(pair: Pair, given: frozenset[str]) -> bool:
 def _rank(pair: Pair, source: UpstreamCall) -> int:
     if _PREFERRED.get(source.path) == pair.name:
         return 0
-    if source.dialect == "mindspore" and any("list_to_tensor" in r.changes for r in pair.parameters):
+    if source.dialect == "mindspore" and any(
+        "list_to_tensor" in r.changes for r in pair.parameters
+    ):
         return 2  # the counterpart that takes one tensor is nearer than that with a list
     return 1
 

@@ -98,9 +98,9 @@ class Scopes:
         elif isinstance(node, ast.Global | ast.Nonlocal):
             scope.elsewhere.update(node.names)
             return
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            scope.bindings[node.name].append(Binding(node.name, node, "other"))
-        elif isinstance(node, ast.MatchAs | ast.MatchStar) and node.name:
+        elif (isinstance(node, ast.ExceptHandler) and node.name) or (
+            isinstance(node, ast.MatchAs | ast.MatchStar) and node.name
+        ):
             scope.bindings[node.name].append(Binding(node.name, node, "other"))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             scope.bindings[node.name].append(Binding(node.name, node, "definition"))

@@ -129,7 +129,7 @@ class Site:
                 self._drop(row, source, value)
                 continue
             done.add(target)
-            argument: NewArgument | None = NewArgument(target, text=replaced.get(target))
+            argument: NewArgument | None = NewArgument(target, index, replaced.get(target))
             if target not in replaced:
                 argument = self._argument(row, target, index, value)
             if argument is not None:
@@ -164,7 +164,7 @@ class Site:
         self.differences.append("groups.operators")
         found = self.reference_at(value)
         if self.target.dialect == "torch":
-            return self._torch_operator(target, value, found)
+            return self._torch_operator(target, index, value, found)
         if found is None or found.path != "torch.distributed.ReduceOp":
             raise Refused("the operator is a variable; its value may be a ReduceOp of torch")
         text = _OPERATORS.get(found.rest)
@@ -178,9 +178,11 @@ class Site:
             elif self.target.version != "2.10":
                 raise Refused("MindSpore has the operator avg since 2.10; divide the sum yourself")
         self.consumed.append(found)
-        return NewArgument(target, text=f'"{text}"')
+        return NewArgument(target, index, f'"{text}"')
 
-    def _torch_operator(self, target: str, value: ast.expr, found: Reference | None) -> NewArgument:
+    def _torch_operator(
+        self, target: str, index: int, value: ast.expr, found: Reference | None
+    ) -> NewArgument:
         name = value.value if isinstance(value, ast.Constant) else None
         if found is not None and found.path == "mindspore.ops.ReduceOp":
             name = _MINDSPORE_OPERATORS.get(found.rest)
@@ -188,7 +190,7 @@ class Site:
         for torch_name, text in _OPERATORS.items():
             if text == name:
                 operator = f"«torch.distributed».ReduceOp.{torch_name}"
-                return NewArgument(target, text=operator)
+                return NewArgument(target, index, operator)
         raise Refused("the operator is a variable; its value may be a string")
 
     def _is_world(self, value: ast.expr) -> bool:
@@ -210,9 +212,13 @@ class Site:
         self.differences.append("groups.object-or-name")
         if self.target.dialect == "torch":
             if isinstance(value, ast.Constant):
-                raise Refused("the group is a name; torch needs the object", "groups.object-or-name")
+                raise Refused(
+                    "the group is a name; torch needs the object", "groups.object-or-name"
+                )
             made = {
-                found.path.rpartition(".")[2] for file in self.program.files for found in file.references
+                found.path.rpartition(".")[2]
+                for file in self.program.files
+                for found in file.references
             }
             if "create_group" in made:
                 raise Refused(
@@ -220,10 +226,12 @@ class Site:
                 )
         elif self.rule.pair is not None and may_be_none(value, self.file.scopes):
             if not is_pure(value):
-                raise Refused("the group may be None, which comm_func refuses; give it a name first")
+                raise Refused(
+                    "the group may be None, which comm_func refuses; give it a name first"
+                )
             text = self.text(value)
             world = f"{_COMM}.GlobalComm.WORLD_COMM_GROUP"
-            return NewArgument(target, text=f"{text} if {text} is not None else {world}")
+            return NewArgument(target, index, f"{text} if {text} is not None else {world}")
         return NewArgument(target, index)
 
     def _check_lists(self) -> None:

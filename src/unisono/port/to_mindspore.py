@@ -12,8 +12,6 @@ from unisono.port.site import Refused, Site
 __all__ = ["check_place", "plan_to_mindspore"]
 
 _COMM = "«mindspore.communication»"
-#: Names of tensors that come back, by what the call does.
-_RESULT = "result"
 #: What torch needs to start and MindSpore gets from its launcher.
 _FROM_LAUNCHER = {"rank", "world_size", "init_method"}
 
@@ -30,6 +28,9 @@ def plan_to_mindspore(site: Site) -> tuple[str, str, Plan]:
     _check_root(site)
     _check_handle(site)
     if rule.same_shape:
+        if rule.pair is None and rule.source.name == "all_gather_into_tensor":
+            site.differences.append("all_gather.stacked")
+            site.notes.append("mint fills only the joined form of the output")
         plan = Plan(rule.target.path, site.arguments())
         return Verdict.REWRITE, _why_same(site), plan
     return _Functional(site).plan()
@@ -129,8 +130,8 @@ class _Functional:
             raise Refused(difference_text(difference), difference)
         if self.context == "expression":
             raise Refused(
-                "what it returns is used inside an expression, and a tensor would come back with it; "
-                "give the call a line of its own, or use mindspore:mint"
+                "what it returns is used in an expression; give the call a line of its own, or use "
+                "mindspore:mint"
             )
         target = self._target()
         if mode == "sync":
@@ -232,19 +233,21 @@ class _Functional:
         return self._done(plan, self._store(target, result), identity)
 
     def _on_root(self, target: str, plan: Plan) -> tuple[str, str, Plan]:
-        """Write the result of reduce and gather on the root only: other ranks keep what they had."""
+        """Write the result on the root only: other ranks keep what they had."""
         root = self.site.value("root")
         assert root is not None
         self.site.differences.append(f"{self.rule.source.name}.placeholder")
         if not target:  # a rank that passes no list gets nothing
             return self._done(plan, ["{call}"])
-        result = self.file.fresh_name(_RESULT)
+        result = self.file.result_name
         inner = "\n".join(self._store(target, result)).replace("\n", "\n    ")
         if self._is_list:
             test = target  # torch wants the list on the root, and nowhere else
         else:
             if not is_pure(root):
-                raise Refused("the rank that gets the result is an expression; give it a name first")
+                raise Refused(
+                    "the rank that gets the result is an expression; give it a name first"
+                )
             test = f"{_COMM}.get_rank() == {self.site.text(root)}"
         lines = [f"{result} = {{call}}", f"if {test}:\n    {inner}"]
         return self._done(plan, lines, "only the root gets the result, the others keep theirs")
@@ -254,7 +257,7 @@ class _Functional:
         if self.context == "statement":
             raise Refused("nobody keeps the handle, so nobody can wait for the result")
         if self.context == "waited":
-            result = self.file.fresh_name(_RESULT)
+            result = self.file.result_name
             handle = self.file.fresh_name("handle")
             lines = [f"{result}, {handle} = {{call}}", f"{handle}.wait()"]
             return self._done(plan, [*lines, *self._store(target, result)], "it waits at once")
@@ -264,7 +267,7 @@ class _Functional:
         if mode == "open":
             raise Refused(f"a variable decides whether it returns at once, and {identity}")
         wait = self._wait(target)
-        result = self.file.fresh_name(_RESULT)
+        result = self.file.fresh_name("result")
         verdict, reason, plan = self._done(plan, [f"{result}, {self.handle} = {{call}}"], identity)
         later = ((wait, tuple(self._store(target, result))),)
         return verdict, reason, Plan(plan.function, plan.arguments, plan.statements, later)
@@ -285,8 +288,8 @@ class _Functional:
             )
             if not plain or statement not in block:
                 raise Refused(
-                    f"line {use.lineno} uses the handle in a way that hides when the result is there; "
-                    "mindspore:mint keeps the tensor in place"
+                    f"line {use.lineno} uses the handle in a way that hides when the result is "
+                    "there; mindspore:mint keeps the tensor in place"
                 )
             waits.append(statement)
         if home is None or len(home.bindings[self.handle]) != 1 or len(waits) != 1:
@@ -342,5 +345,3 @@ def check_place(
     )
     if shared and (len(statements) > 1 or "\n" in statements[0]):
         raise Refused("it shares its line with other statements; give it a line of its own")
-
-

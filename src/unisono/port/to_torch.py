@@ -54,7 +54,7 @@ class _InPlace:
 
     def __init__(self, site: Site, roots: dict[str, str]) -> None:
         self.site, self.rule, self.file = site, site.rule, site.file
-        self.replaced, self.first = {**roots}, list[str]()
+        self.replaced, self.first, self.input = {**roots}, list[str](), ""
         site.differences += ["groups.new-tensor"]
 
     def plan(self) -> tuple[str, str, Plan]:
@@ -74,7 +74,8 @@ class _InPlace:
         else:
             # The old value is still needed while the new one arrives.
             memory = self.file.fresh_name("result") if result in reads else result
-            lines = [f"{memory} = {self._memory(source)}", _call(handle)]
+            lines = [*self._named(source), _call(handle)]
+            lines.insert(-1, f"{memory} = {self._memory(source)}")
             if memory != result:
                 if self.site.mode != "sync":
                     raise Refused(f"{result!r} is read and written by a call that returns at once")
@@ -108,7 +109,9 @@ class _InPlace:
         if isinstance(outer, ast.Expr):
             raise Refused("nobody takes the result", "groups.new-tensor")
         if not isinstance(outer, ast.Assign) or len(outer.targets) != 1:
-            raise Refused("the result is used inside an expression; give the call a line of its own")
+            raise Refused(
+                "the result is used inside an expression; give the call a line of its own"
+            )
         target = outer.targets[0]
         if pair and not first:
             if isinstance(target, ast.Tuple) and len(target.elts) == 2:
@@ -129,23 +132,33 @@ class _InPlace:
             raise Refused("it passes no tensor")
         return value
 
-    def _same_tensor(self, result: str, handle: str | None, source: ast.expr) -> tuple[list[str], str]:
+    def _same_tensor(
+        self, result: str, handle: str | None, source: ast.expr
+    ) -> tuple[list[str], str]:
         """Return the lines for a result that has the shape of the input."""
         row = next(row for row in self.rule.rows if row.role in ("in_out", "template"))
         assert row.target is not None
-        if isinstance(source, ast.Name) and source.id == result:
-            if why_not_rebind(source, self.site.call, self.file) is None:
-                return [_call(handle)], "nobody else has the tensor, so it can be overwritten"
+        same = isinstance(source, ast.Name) and source.id == result
+        if same and why_not_rebind(source, self.site.call, self.file) is None:
+            return [_call(handle)], "nobody else has the tensor, so it can be overwritten"
         text = self.site.text(source)
         text = text if is_pure(source) or isinstance(source, ast.Call) else f"({text})"
         self.replaced[row.target] = result
         return [f"{result} = {text}.clone()", _call(handle)], "the input stays as it was"
 
+    def _named(self, source: ast.expr) -> list[str]:
+        """Give the input a name if it is an expression: its shape is needed too."""
+        if is_pure(source):
+            return []
+        row = next(row for row in self.rule.rows if row.role == "input")
+        assert row.target is not None
+        self.input = self.file.fresh_name("tensor")
+        self.replaced[row.target] = self.input
+        return [f"{self.input} = {self.site.text(source)}"]
+
     def _memory(self, source: ast.expr) -> str:
         """Return the expression that makes memory for a result of another shape."""
-        if not is_pure(source):
-            raise Refused("the input is an expression; give it a name first")
-        text, group = self.site.text(source), self.site.group_text
+        text, group = self.input or self.site.text(source), self.site.group_text
         size = f"{_DIST}.get_world_size({group})"
         shapes = next(
             (row.source for row in self.rule.rows if "tensors_to_shapes" in row.changes), None
