@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from unisono import mapping
-from unisono.port.plan import Decision, Plan, Verdict
+from unisono.port.plan import Action, Decision, Plan
 from unisono.port.program import Program, Reference, SourceFile
 from unisono.port.rules import Rule, Target, difference_text, rule_for
 from unisono.port.site import Refused, Site, given_arguments
@@ -64,7 +64,7 @@ def _decide(program: Program, file: SourceFile, reference: Reference, target: Ta
         known = [*differences, *([refused.difference] if refused.difference else [])]
         return Decision(
             reference,
-            Verdict.LEAVE,
+            Action.LEAVE,
             refused.reason,
             _target_path(reference, target),
             tuple(dict.fromkeys(known)),
@@ -127,9 +127,7 @@ def _value(reference: Reference, target: Target) -> Decision:
     if reference.rest or rule.source.name not in ("isend", "irecv") or rule.pair is not None:
         raise Refused("the function is used as a value, so how it is called is not known here")
     reason = "the same function with another name"
-    return Decision(
-        reference, Verdict.REWRITE, reason, rule.target.path, (), Plan(rule.target.path)
-    )
+    return Decision(reference, Action.REWRITE, reason, rule.target.path, (), Plan(rule.target.path))
 
 
 def explain(decision: Decision) -> list[str]:

@@ -7,10 +7,10 @@ import dataclasses
 
 from unisono.port.program import Reference
 
-__all__ = ["Decision", "NewArgument", "Plan", "Verdict"]
+__all__ = ["Decision", "NewArgument", "Plan", "Action"]
 
 
-class Verdict:
+class Action:
     """What happens to a use: the words of reports."""
 
     REWRITE = "rewrite"

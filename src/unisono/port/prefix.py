@@ -8,7 +8,7 @@ from collections import defaultdict
 
 from unisono import mapping
 from unisono.port.imports import ImportChanges, import_changes, with_aliases
-from unisono.port.plan import Decision, Plan, Verdict
+from unisono.port.plan import Action, Decision, Plan
 from unisono.port.program import Program, Reference, SourceFile
 from unisono.port.scopes import Binding
 
@@ -83,14 +83,14 @@ def _home(program: Program, binding: Binding) -> str | None:
 def _decision(program: Program, reference: Reference, obstacle: str | None) -> Decision:
     target = f"{_PREFIX}{reference.path}"
     if obstacle is not None:
-        return Decision(reference, Verdict.LEAVE, obstacle)
+        return Decision(reference, Action.LEAVE, obstacle)
     if _home(program, reference.binding):
-        return Decision(reference, Verdict.REWRITE, "its import gets the prefix", target)
+        return Decision(reference, Action.REWRITE, "its import gets the prefix", target)
     if not (reference.binding.path or "").startswith(("torch", "mindspore")):
         reason = "it comes from another file of the program, or from a third party"
-        return Decision(reference, Verdict.REWRITE, reason, target)
+        return Decision(reference, Action.REWRITE, reason, target)
     reason = "its module is imported with the prefix"
-    return Decision(reference, Verdict.REWRITE, reason, target, plan=Plan(target))
+    return Decision(reference, Action.REWRITE, reason, target, plan=Plan(target))
 
 
 def _prefixed(statement: ast.Import | ast.ImportFrom, names: set[str]) -> tuple[str, ...]:

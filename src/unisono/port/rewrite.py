@@ -10,7 +10,7 @@ import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
 
 from unisono.port.imports import ImportChanges
-from unisono.port.plan import Decision, Plan, Verdict
+from unisono.port.plan import Action, Decision, Plan
 from unisono.port.program import SourceFile
 
 __all__ = ["MARK", "rewrite"]
@@ -72,7 +72,7 @@ class _Changes:
     def _add(self, decision: Decision) -> None:
         reference, plan = decision.reference, decision.plan
         statement = self.file.scopes.statement(reference.node)
-        if decision.verdict == Verdict.LEAVE:
+        if decision.verdict == Action.LEAVE:
             self.marks.setdefault(statement.lineno, _mark(decision.reason))
         if plan is None:
             return

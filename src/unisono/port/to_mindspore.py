@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from unisono.port.flow import is_pure, why_not_rebind
-from unisono.port.plan import Plan, Verdict
+from unisono.port.plan import Action, Plan
 from unisono.port.rules import Row, difference_text
 from unisono.port.site import Refused, Site
 
@@ -32,7 +32,7 @@ def plan_to_mindspore(site: Site) -> tuple[str, str, Plan]:
             site.differences.append("all_gather.stacked")
             site.notes.append("mint fills only the joined form of the output")
         plan = Plan(rule.target.path, site.arguments())
-        return Verdict.REWRITE, _why_same(site), plan
+        return Action.REWRITE, _why_same(site), plan
     return _Functional(site).plan()
 
 
@@ -94,7 +94,7 @@ def _start(site: Site) -> tuple[str, str, Plan]:
     if left_out:
         notes.append(f"left out, because the launcher decides: {', '.join(left_out)}")
     site.differences += ["groups.backends", "groups.start"]
-    return Verdict.REWRITE, "; ".join(notes), Plan(site.rule.target.path, ())
+    return Action.REWRITE, "; ".join(notes), Plan(site.rule.target.path, ())
 
 
 class _Functional:
@@ -312,9 +312,9 @@ class _Functional:
         if self.site.average:
             notes.append("comm_func has no average: the sum is divided")
         if identity is None:
-            verdict, reason = Verdict.REWRITE, "the name is bound to the new tensor"
+            verdict, reason = Action.REWRITE, "the name is bound to the new tensor"
         else:
-            verdict, reason = Verdict.COPY_BACK, f"the result is copied back: {identity}"
+            verdict, reason = Action.COPY_BACK, f"the result is copied back: {identity}"
         statements = (*self.before, *lines)
         check_place(statements, self.statement, self.file.scopes.parents)
         return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from unisono.port.flow import is_pure, why_not_rebind
-from unisono.port.plan import Plan, Verdict
+from unisono.port.plan import Action, Plan
 from unisono.port.rules import difference_text
 from unisono.port.site import Refused, Site
 from unisono.port.to_mindspore import check_place
@@ -36,7 +36,7 @@ def plan_to_torch(site: Site) -> tuple[str, str, Plan]:
     }
     if rule.same_shape:
         plan = Plan(rule.target.path, site.arguments(**roots))
-        return Verdict.REWRITE, "; ".join(["the same call with other names", *site.notes]), plan
+        return Action.REWRITE, "; ".join(["the same call with other names", *site.notes]), plan
     return _InPlace(site, roots).plan()
 
 
@@ -46,7 +46,7 @@ def _start(site: Site) -> tuple[str, str, Plan]:
     kept = [name for name in site.given if name not in ("backend", "backend_name")]
     if kept:
         raise Refused(f"it passes {', '.join(kept)}; check how the program is started")
-    return Verdict.REWRITE, "torch chooses the backend", Plan(site.rule.target.path, ())
+    return Action.REWRITE, "torch chooses the backend", Plan(site.rule.target.path, ())
 
 
 class _InPlace:
@@ -95,7 +95,7 @@ class _InPlace:
             lines.append(f"if {_DIST}.get_rank() != {text}:\n    {result}.zero_()")
         check_place(tuple(lines), statement, self.file.scopes.parents)
         arguments = self.site.arguments(*self.first, **self.replaced)
-        return Verdict.REWRITE, reason, Plan(self.rule.target.path, arguments, tuple(lines))
+        return Action.REWRITE, reason, Plan(self.rule.target.path, arguments, tuple(lines))
 
     def _names(self) -> tuple[str, str | None, ast.stmt]:
         """Return the names that get the result and the handle, and the statement."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from unisono.port.program import read_program
 from unisono.port.rules import Target
-from unisono.tools.check.findings import Findings, find
+from unisono.tools.check.findings import Checked, find
 from unisono.tools.check.report import as_data, report
 from unisono.tools.check.sarif import sarif
 from unisono.tools.progress import ProgressBar
@@ -49,7 +49,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.to is not None:
         target = Target.parse(arguments.to, arguments.mindspore_version)
     program = read_program(arguments.paths, arguments.root, ProgressBar("reading"))
-    findings: Findings = find(program, target, ProgressBar("checking"))
+    findings: Checked = find(program, target, ProgressBar("checking"))
     if arguments.sarif is not None:
         arguments.sarif.write_text(json.dumps(sarif(findings), indent=2) + "\n", encoding="utf-8")
     if arguments.json:

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from unisono.port.decision import decide
-from unisono.port.plan import Decision, Verdict
+from unisono.port.plan import Action, Decision
 from unisono.port.program import Program, Reference, Unreadable
 from unisono.port.reach import unreached
 from unisono.port.rules import Target
 
-__all__ = ["Finding", "Findings", "find"]
+__all__ = ["Finding", "Checked", "find"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True)
-class Findings:
+class Checked:
     """Everything that was found in a program."""
 
     files: int
@@ -63,10 +63,10 @@ class Findings:
     @property
     def need_a_person(self) -> bool:
         """Tell whether something cannot be left to `unisono port`."""
-        return bool(self.counts[Verdict.LEAVE] or self.warnings or self.unreadable)
+        return bool(self.counts[Action.LEAVE] or self.warnings or self.unreadable)
 
 
-def find(program: Program, target: Target | None, progress: Callable[[int, int], None]) -> Findings:
+def find(program: Program, target: Target | None, progress: Callable[[int, int], None]) -> Checked:
     """Decide on every use of a dialect in a program."""
     found: list[Finding] = []
     for done, file in enumerate(program.files):
@@ -79,4 +79,4 @@ def find(program: Program, target: Target | None, progress: Callable[[int, int],
             ]
     progress(len(program.files), len(program.files))
     lines = sum(file.source.count("\n") for file in program.files)
-    return Findings(len(program.files), lines, tuple(found), tuple(program.unreadable))
+    return Checked(len(program.files), lines, tuple(found), tuple(program.unreadable))

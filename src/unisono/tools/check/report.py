@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from unisono import mapping
-from unisono.port.plan import Verdict
-from unisono.tools.check.findings import Finding, Findings
+from unisono.port.plan import Action
+from unisono.tools.check.findings import Checked, Finding
 from unisono.tools.formatting import plain, plural
 from unisono.tools.table import table, wrap
 
 __all__ = ["as_data", "report"]
 
 _BECOMES = {
-    Verdict.REWRITE: "port rewrites it",
-    Verdict.COPY_BACK: "port rewrites it, with a copy",
-    Verdict.LEAVE: "needs a person",
+    Action.REWRITE: "port rewrites it",
+    Action.COPY_BACK: "port rewrites it, with a copy",
+    Action.LEAVE: "needs a person",
 }
 
 
-def report(findings: Findings, columns: int) -> list[str]:
+def report(findings: Checked, columns: int) -> list[str]:
     """Lay out the findings by file, then the differences that they mention, and a summary."""
     lines: list[str] = []
     for path in dict.fromkeys(finding.path for finding in findings.found):
@@ -40,16 +40,16 @@ def report(findings: Findings, columns: int) -> list[str]:
             lines.append(f"  {name}")
             lines += [f"    {line}" for line in wrap(known[name].text.en, columns - 4)]
         lines.append("")
-    return [*lines, *summary(findings)]
+    return [*lines, *_summary(findings)]
 
 
-def summary(findings: Findings) -> list[str]:
+def _summary(findings: Checked) -> list[str]:
     """Say how much was found."""
     counts = findings.counts
     lines = [
         f"{plural(len(findings.found), 'use')} in {plural(findings.files, 'file')}: "
-        f"{counts[Verdict.REWRITE]} to rewrite, {counts[Verdict.COPY_BACK]} with a copy back, "
-        f"{counts[Verdict.LEAVE]} for a person"
+        f"{counts[Action.REWRITE]} to rewrite, {counts[Action.COPY_BACK]} with a copy back, "
+        f"{counts[Action.LEAVE]} for a person"
     ]
     if findings.warnings:
         lines.append(f"{plural(findings.warnings, 'collective')} that some ranks may not reach")
@@ -73,20 +73,20 @@ def _outcome(finding: Finding) -> str:
     return "\n".join(lines)
 
 
-def _mentioned(findings: Findings) -> list[str]:
+def _mentioned(findings: Checked) -> list[str]:
     names = (name for finding in findings.found for name in finding.decision.differences)
     return sorted(dict.fromkeys(names))
 
 
-def as_data(findings: Findings) -> dict[str, Any]:
+def as_data(findings: Checked) -> dict[str, Any]:
     """Return the findings as data for JSON."""
     known = mapping.differences()
     return {
         "files": findings.files,
         "lines": findings.lines,
-        "rewrite": findings.counts[Verdict.REWRITE],
-        "copy_back": findings.counts[Verdict.COPY_BACK],
-        "leave": findings.counts[Verdict.LEAVE],
+        "rewrite": findings.counts[Action.REWRITE],
+        "copy_back": findings.counts[Action.COPY_BACK],
+        "leave": findings.counts[Action.LEAVE],
         "uses": [
             {
                 "file": str(finding.path),

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import unisono
-from unisono.port.plan import Verdict
-from unisono.tools.check.findings import Findings
+from unisono.port.plan import Action
+from unisono.tools.check.findings import Checked
 
 __all__ = ["sarif"]
 
@@ -19,7 +19,7 @@ _RULES = {
 }
 
 
-def sarif(findings: Findings) -> dict[str, Any]:
+def sarif(findings: Checked) -> dict[str, Any]:
     """Return the findings that a reviewer should see."""
     results = []
     for finding in findings.found:
@@ -27,9 +27,9 @@ def sarif(findings: Findings) -> dict[str, Any]:
         reason = f"{finding.name}: {finding.decision.reason}"
         if finding.warning:
             results.append(_result("some-ranks", f"{finding.name}: {finding.warning}", *place))
-        if finding.decision.verdict == Verdict.LEAVE:
+        if finding.decision.verdict == Action.LEAVE:
             results.append(_result("needs-a-person", reason, *place))
-        elif finding.decision.verdict == Verdict.COPY_BACK:
+        elif finding.decision.verdict == Action.COPY_BACK:
             results.append(_result("copy-back", reason, *place))
     results += [
         _result("unreadable", item.reason, item.path, item.line, 1) for item in findings.unreadable

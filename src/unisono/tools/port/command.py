@@ -16,7 +16,7 @@ from typing import Any
 
 from unisono.core.registry import install_command
 from unisono.errors import Unsupported
-from unisono.port.plan import Verdict
+from unisono.port.plan import Action
 from unisono.port.port import PortedFile, port_file
 from unisono.port.program import Program, SourceFile, read_program
 from unisono.port.rules import Target
@@ -85,11 +85,11 @@ def main(arguments: argparse.Namespace) -> int:
         print(f"unisono: {item.path}:{item.line}: skipped: {item.reason}", file=sys.stderr)
     files = f"{plural(len(changed), 'file')} {'changed' if arguments.write else 'to change'}"
     print(
-        f"unisono: {files}; {plural(counts[Verdict.REWRITE], 'use')} rewritten, "
-        f"{counts[Verdict.COPY_BACK]} with a copy back, {counts[Verdict.LEAVE]} left as they are",
+        f"unisono: {files}; {plural(counts[Action.REWRITE], 'use')} rewritten, "
+        f"{counts[Action.COPY_BACK]} with a copy back, {counts[Action.LEAVE]} left as they are",
         file=sys.stderr,
     )
-    return 1 if counts[Verdict.LEAVE] or program.unreadable else 0
+    return 1 if counts[Action.LEAVE] or program.unreadable else 0
 
 
 def _port(program: Program, target: Target) -> Iterator[PortedFile]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from unisono import mapping
-from unisono.port.plan import Verdict
+from unisono.port.plan import Action
 from unisono.port.port import PortedFile
 from unisono.port.rules import Target
 
@@ -35,7 +35,7 @@ details { color: #555; }
   details { color: #aaa; }
 }
 """
-_CLASSES = {Verdict.REWRITE: "rewrite", Verdict.COPY_BACK: "copy", Verdict.LEAVE: "leave"}
+_CLASSES = {Action.REWRITE: "rewrite", Action.COPY_BACK: "copy", Action.LEAVE: "leave"}
 
 
 def page(target: Target, files: Sequence[PortedFile]) -> str:
