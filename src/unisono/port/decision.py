@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from unisono import mapping
 from unisono.port.plan import Action, Decision, Plan
-from unisono.port.program import Program, Reference, SourceFile
+from unisono.port.program import Reference, SourceFile, SourceTree
 from unisono.port.rules import Rule, Target, difference_text, rule_for
 from unisono.port.site import Refused, Site, given_arguments
 from unisono.port.to_mindspore import plan_to_mindspore
@@ -24,7 +24,7 @@ def other_dialect(reference: Reference, target: Target | None) -> Target | None:
     return None if target.dialect == reference.dialect else target
 
 
-def decide(program: Program, file: SourceFile, target: Target | None) -> list[Decision]:
+def decide(program: SourceTree, file: SourceFile, target: Target | None) -> list[Decision]:
     """Decide on all uses in a file; those that are arguments of others go with them.
 
     Without a target each use goes to the other dialect. Uses of the target's own dialect are not
@@ -39,7 +39,7 @@ def decide(program: Program, file: SourceFile, target: Target | None) -> list[De
     return [decision for decision in decisions if decision.reference not in consumed]
 
 
-def _decide(program: Program, file: SourceFile, reference: Reference, target: Target) -> Decision:
+def _decide(program: SourceTree, file: SourceFile, reference: Reference, target: Target) -> Decision:
     differences: list[str] = []
     try:
         if reference.through is not None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from unisono.port.plan import Decision, Plan
-from unisono.port.program import Program, Reference, SourceFile
+from unisono.port.program import Reference, SourceFile, SourceTree
 from unisono.port.scopes import Binding, Scope
 
 __all__ = ["ImportChanges", "import_changes", "modules_in", "with_aliases"]
@@ -45,7 +45,7 @@ def modules_in(plan: Plan) -> Iterator[str]:
 
 
 def import_changes(
-    program: Program,
+    program: SourceTree,
     file: SourceFile,
     decisions: Iterable[Decision],
     present_names: Mapping[str, str] | None = None,
@@ -113,7 +113,7 @@ def _block_of(file: SourceFile, statement: ast.stmt) -> list[ast.stmt]:
     return next(block for block in blocks if isinstance(block, list) and statement in block)
 
 
-def _unused(program: Program, file: SourceFile, moved: list[Reference]) -> set[Binding]:
+def _unused(program: SourceTree, file: SourceFile, moved: list[Reference]) -> set[Binding]:
     """Return the imports that nothing needs any more."""
     roots: set[ast.AST] = set()
     for reference in moved:

@@ -9,7 +9,7 @@ from unisono.port.decision import decide
 from unisono.port.imports import import_changes
 from unisono.port.plan import Decision
 from unisono.port.prefix import prefix_changes
-from unisono.port.program import Program, SourceFile
+from unisono.port.program import SourceFile, SourceTree
 from unisono.port.rules import Target
 
 __all__ = ["PortedFile", "port_file", "port_source"]
@@ -25,7 +25,7 @@ class PortedFile:
     decisions: tuple[Decision, ...]
 
 
-def port_file(program: Program, file: SourceFile, target: Target) -> PortedFile:
+def port_file(program: SourceTree, file: SourceFile, target: Target) -> PortedFile:
     """Port one file of a program that was resolved."""
     from unisono.port.rewrite import rewrite  # LibCST is needed only here
 
@@ -47,7 +47,7 @@ def port_source(source: str, to: str, roots: tuple[str, ...] = ()) -> str:
     <BLANKLINE>
     print(comm.get_group_size())
     """
-    program = Program(roots)
+    program = SourceTree(roots)
     file = program.add(Path("program.py"), source)
     program.resolve()
     return port_file(program, file, Target.parse(to)).after

@@ -9,7 +9,7 @@ from collections import defaultdict
 from unisono import mapping
 from unisono.port.imports import ImportChanges, import_changes, with_aliases
 from unisono.port.plan import Action, Decision, Plan
-from unisono.port.program import Program, Reference, SourceFile
+from unisono.port.program import Reference, SourceFile, SourceTree
 from unisono.port.scopes import Binding
 
 __all__ = ["prefix_changes"]
@@ -24,7 +24,7 @@ _MODULES = (
 )
 
 
-def prefix_changes(program: Program, file: SourceFile) -> tuple[list[Decision], ImportChanges]:
+def prefix_changes(program: SourceTree, file: SourceFile) -> tuple[list[Decision], ImportChanges]:
     """Decide on all uses in a file, and say how its imports change."""
     by_binding: dict[Binding, list[Reference]] = defaultdict(list)
     for reference in file.references:
@@ -64,7 +64,7 @@ def _obstacle(reference: Reference) -> str | None:
     return f"unisono has no {reference.path}"
 
 
-def _home(program: Program, binding: Binding) -> str | None:
+def _home(program: SourceTree, binding: Binding) -> str | None:
     """Return the face module that a binding reads, or None if it reads another module."""
     path = program.follow(binding.path or "")[0]
     if binding.path is None or not binding.path.startswith(("torch.", "mindspore.")):
@@ -80,7 +80,7 @@ def _home(program: Program, binding: Binding) -> str | None:
     return module if found else None
 
 
-def _decision(program: Program, reference: Reference, obstacle: str | None) -> Decision:
+def _decision(program: SourceTree, reference: Reference, obstacle: str | None) -> Decision:
     target = f"{_PREFIX}{reference.path}"
     if obstacle is not None:
         return Decision(reference, Action.LEAVE, obstacle)

@@ -14,7 +14,7 @@ from unisono.errors import ArgumentError
 from unisono.port.scopes import Binding, Scopes
 
 __all__ = [
-    "Program",
+    "SourceTree",
     "Reference",
     "SourceFile",
     "Unreadable",
@@ -186,7 +186,7 @@ class SourceFile:
         return self.source.splitlines()
 
 
-class Program:
+class SourceTree:
     """All files that are looked at together; names are followed from one file to another."""
 
     def __init__(self, roots: Iterable[str] = ()) -> None:
@@ -301,9 +301,9 @@ def _only_imports(bindings: list[Binding]) -> bool:
 
 def read_program(
     paths: Iterable[Path], roots: Iterable[str], progress: Callable[[int, int], None]
-) -> Program:
+) -> SourceTree:
     """Read all Python files among paths and inside folders; `progress` hears how many are done."""
-    program = Program(roots)
+    program = SourceTree(roots)
     files = python_files(paths)
     for done, path in enumerate(files):
         progress(done, len(files))

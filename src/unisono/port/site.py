@@ -8,7 +8,7 @@ import re
 from unisono.mapping import UpstreamCall
 from unisono.port.flow import is_pure, may_be_none
 from unisono.port.plan import NewArgument
-from unisono.port.program import Program, Reference, SourceFile
+from unisono.port.program import Reference, SourceFile, SourceTree
 from unisono.port.rules import Row, Rule, Target, difference_text
 
 __all__ = ["Refused", "Site", "given_arguments"]
@@ -62,7 +62,7 @@ class Site:
     """A call, its rule, and what was found out about it on the way."""
 
     def __init__(
-        self, program: Program, file: SourceFile, reference: Reference, rule: Rule, target: Target
+        self, program: SourceTree, file: SourceFile, reference: Reference, rule: Rule, target: Target
     ) -> None:
         assert reference.call is not None
         self.program, self.file, self.reference = program, file, reference

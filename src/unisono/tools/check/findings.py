@@ -9,7 +9,7 @@ from pathlib import Path
 
 from unisono.port.decision import decide
 from unisono.port.plan import Action, Decision
-from unisono.port.program import Program, Reference, Unreadable
+from unisono.port.program import Reference, SourceTree, Unreadable
 from unisono.port.reach import unreached
 from unisono.port.rules import Target
 
@@ -66,7 +66,7 @@ class Checked:
         return bool(self.counts[Action.LEAVE] or self.warnings or self.unreadable)
 
 
-def find(program: Program, target: Target | None, progress: Callable[[int, int], None]) -> Checked:
+def find(program: SourceTree, target: Target | None, progress: Callable[[int, int], None]) -> Checked:
     """Decide on every use of a dialect in a program."""
     found: list[Finding] = []
     for done, file in enumerate(program.files):

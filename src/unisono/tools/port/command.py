@@ -18,7 +18,7 @@ from unisono.core.registry import install_command
 from unisono.errors import Unsupported
 from unisono.port.plan import Action
 from unisono.port.port import PortedFile, port_file
-from unisono.port.program import Program, SourceFile, read_program
+from unisono.port.program import SourceFile, SourceTree, read_program
 from unisono.port.rules import Target
 from unisono.tools.formatting import plain, plural
 from unisono.tools.port.page import page
@@ -92,7 +92,7 @@ def main(arguments: argparse.Namespace) -> int:
     return 1 if counts[Action.LEAVE] or program.unreadable else 0
 
 
-def _port(program: Program, target: Target) -> Iterator[PortedFile]:
+def _port(program: SourceTree, target: Target) -> Iterator[PortedFile]:
     progress = ProgressBar("porting")
     files: list[SourceFile] = [file for file in program.files if file.references]
     for done, file in enumerate(files):
@@ -115,12 +115,12 @@ def _print_diff(file: PortedFile) -> None:
         print(f"{_COLOURS[line[0]]}{text}{_END}" if coloured and line[:1] in _COLOURS else text)
 
 
-def _write(file: PortedFile, program: Program) -> None:
+def _write(file: PortedFile, program: SourceTree) -> None:
     marked = any(each.path == file.path and each.has_mark for each in program.files)
     file.path.write_bytes((codecs.BOM_UTF8 if marked else b"") + file.after.encode())
 
 
-def _as_data(program: Program, ported: list[PortedFile]) -> dict[str, Any]:
+def _as_data(program: SourceTree, ported: list[PortedFile]) -> dict[str, Any]:
     return {
         "files": [
             {
