@@ -39,7 +39,9 @@ def decide(program: SourceTree, file: SourceFile, target: Target | None) -> list
     return [decision for decision in decisions if decision.reference not in consumed]
 
 
-def _decide(program: SourceTree, file: SourceFile, reference: Reference, target: Target) -> Decision:
+def _decide(
+    program: SourceTree, file: SourceFile, reference: Reference, target: Target
+) -> Decision:
     differences: list[str] = []
     try:
         if reference.through is not None:

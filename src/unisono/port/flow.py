@@ -26,6 +26,8 @@ _MAKERS = {
     "tensor", "zeros", "zeros_like",
 }  # fmt: skip
 _FRAMEWORKS = {"torch", "numpy", "np", "mindspore", "ms", "mint", "ops", "th"}
+#: Methods that return a new tensor, whatever has them: other classes have no such methods.
+_COPIES = {"clone", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"}
 #: Methods of a tensor that return something new, never the tensor or a view of it.
 _NEW = {
     "abs", "add", "all", "any", "argmax", "argmin", "clone", "copy", "cumsum", "dim", "div",
@@ -144,7 +146,7 @@ def _is_new(node: ast.expr, scopes: Scopes) -> bool:
     owner, method = node.func.value, node.func.attr
     if _is_framework(owner, scopes):
         return method in _MAKERS
-    return method in _NEW or (_is_new(owner, scopes) and method in {"cuda", "float", "to"})
+    return method in _COPIES or (_is_new(owner, scopes) and method in {"cuda", "float", "to"})
 
 
 def _is_framework(node: ast.expr, scopes: Scopes) -> bool:

@@ -161,6 +161,14 @@ class SourceFile:
         }
 
     @functools.cached_property
+    def reads_underscore(self) -> bool:
+        """Tell whether `_` means something in the file, as it does for translated texts."""
+        return any(
+            isinstance(node, ast.Name) and node.id == "_" and isinstance(node.ctx, ast.Load)
+            for node in ast.walk(self.tree)
+        )
+
+    @functools.cached_property
     def result_name(self) -> str:
         """Return the name of a result that is used at once."""
         return self.fresh_name("result")
@@ -245,17 +253,30 @@ class SourceTree:
 
     def _references(self, file: SourceFile) -> Iterator[Reference]:
         scopes = file.scopes
+        yield from self._from_stars(file)
         for scope in {id(scope): scope for scope in scopes.scope_of.values()}.values():
             for name, bindings in list(scope.bindings.items()):
                 imported = [binding for binding in bindings if binding.kind == "import"]
                 if imported and _only_imports(bindings):
                     yield from self._uses(file, scope.uses[name], imported, None)
-                elif len(bindings) == 1 and bindings[0].value is not None:
+                elif len(bindings) == 1 and bindings[0].kind == "assignment" and bindings[0].value:
                     # `gather = dist.all_gather_into_tensor`: calls of it go through a variable.
                     path = self._path_of(file, bindings[0].value)
                     if path and not isinstance(bindings[0].value, ast.Name):
                         found = dataclasses.replace(bindings[0], path=path)
                         yield from self._uses(file, scope.uses[name], [found], name)
+
+    def _from_stars(self, file: SourceFile) -> Iterator[Reference]:
+        """Yield uses of names that `from module import *` may have brought."""
+        scopes = file.scopes
+        for star in scopes.stars:
+            module = scopes.module_of(star)
+            for scope in {id(scope): scope for scope in scopes.scope_of.values()}.values():
+                for name, uses in list(scope.uses.items()):
+                    path = self.follow(f"{module}.{name}")[0]
+                    if path in _known() and scope.find(name) is None:
+                        binding = Binding(name, star, "import", f"{module}.{name}")
+                        yield from self._uses(file, uses, [binding], None)
 
     def _path_of(self, file: SourceFile, node: ast.expr) -> str | None:
         names: list[str] = []

@@ -9,6 +9,7 @@ from typing import Any, cast
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
 
+from unisono.errors import Unsupported
 from unisono.port.imports import ImportChanges
 from unisono.port.plan import Action, Decision, Plan
 from unisono.port.program import SourceFile
@@ -28,8 +29,13 @@ def rewrite(file: SourceFile, decisions: Sequence[Decision], imports: ImportChan
     if not changes.any:
         return file.source
     wrapper = MetadataWrapper(cst.parse_module(file.source), unsafe_skip_copy=True)
-    source = wrapper.visit(_Rewriter(changes, wrapper.module)).code
-    ast.parse(source)  # a change that breaks the program must not leave this function
+    rewriter = _Rewriter(changes, wrapper.module)
+    source = wrapper.visit(rewriter).code
+    # A change that breaks the program, or that is made by half, must not leave this function.
+    ast.parse(source)
+    if missing := changes.places - rewriter.done:
+        line = min(missing)[0]
+        raise Unsupported(f"{file.path}:{line}: LibCST and Python see different code; not ported")
     return source
 
 
@@ -54,6 +60,11 @@ class _Changes:
     @property
     def any(self) -> bool:
         return bool(self.calls or self.names or self.imported or self.marks)
+
+    @property
+    def places(self) -> set[_Range]:
+        """Return all places where something has to change."""
+        return {*self.calls, *self.names, *self.imported, *self.statements, *self.later}
 
     def place(self, node: Any) -> _Range:
         """Return the place of a node as LibCST counts it: in characters, not in bytes."""
@@ -106,6 +117,7 @@ class _Rewriter(cst.CSTTransformer):
         super().__init__()
         self.changes, self.module = changes, module
         self.codes: dict[_Range, str] = {}
+        self.done: set[_Range] = set()
 
     def _place(self, node: cst.CSTNode) -> _Range:
         found = self.get_metadata(PositionProvider, node)
@@ -118,6 +130,7 @@ class _Rewriter(cst.CSTTransformer):
         plan = self.changes.calls.get(place)
         if plan is None:
             return updated_node
+        self.done.add(place)
         module, _, name = plan.function.rpartition(".")
         new = updated_node.with_changes(
             func=cst.parse_expression(f"{self.changes.imports.names[module]}.{name}"),
@@ -157,15 +170,21 @@ class _Rewriter(cst.CSTTransformer):
             return True
         return last and isinstance(argument.comma.whitespace_after, cst.SimpleWhitespace)
 
+    def _renamed(self, original: cst.CSTNode, updated: cst.BaseExpression) -> cst.BaseExpression:
+        place = self._place(original)
+        text = self.changes.names.get(place)
+        if text is None:
+            return updated
+        self.done.add(place)
+        return cst.parse_expression(text)
+
     def leave_Attribute(  # noqa: N802
         self, original_node: cst.Attribute, updated_node: cst.Attribute
     ) -> cst.BaseExpression:
-        text = self.changes.names.get(self._place(original_node))
-        return cst.parse_expression(text) if text else updated_node
+        return self._renamed(original_node, updated_node)
 
     def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:  # noqa: N802
-        text = self.changes.names.get(self._place(original_node))
-        return cst.parse_expression(text) if text else updated_node
+        return self._renamed(original_node, updated_node)
 
     # ---- statements ----
 
@@ -182,7 +201,9 @@ class _Rewriter(cst.CSTTransformer):
             new: list[Any] = [updated_node]
         else:
             new = [self._parse(line) for line in lines]
-        new += [self._parse(line) for line in self.changes.later.get(place, ())]
+        if place in self.changes.later:
+            self.done.add(place)
+            new += [self._parse(line) for line in self.changes.later[place]]
         if not new:
             return cst.RemoveFromParent()
         new[0] = new[0].with_changes(leading_lines=leading)
@@ -195,8 +216,10 @@ class _Rewriter(cst.CSTTransformer):
 
     def _lines(self, place: _Range) -> tuple[str, ...] | None:
         if place in self.changes.imported:
+            self.done.add(place)
             return self.changes.imported[place]
         if place in self.changes.statements:
+            self.done.add(place)
             call, lines = self.changes.statements[place]
             return tuple(line.replace("{call}", self.codes[call]) for line in lines)
         return None

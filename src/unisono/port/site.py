@@ -62,7 +62,12 @@ class Site:
     """A call, its rule, and what was found out about it on the way."""
 
     def __init__(
-        self, program: SourceTree, file: SourceFile, reference: Reference, rule: Rule, target: Target
+        self,
+        program: SourceTree,
+        file: SourceFile,
+        reference: Reference,
+        rule: Rule,
+        target: Target,
     ) -> None:
         assert reference.call is not None
         self.program, self.file, self.reference = program, file, reference
@@ -224,7 +229,9 @@ class Site:
                 raise Refused(
                     "the group may be a name that create_group got", "groups.object-or-name"
                 )
-        elif self.rule.pair is not None and may_be_none(value, self.file.scopes):
+        elif self.rule.target.path.startswith("mindspore.communication.") and may_be_none(
+            value, self.file.scopes
+        ):
             if not is_pure(value):
                 raise Refused(
                     "the group may be None, which comm_func refuses; give it a name first"

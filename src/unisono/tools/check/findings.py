@@ -66,7 +66,9 @@ class Checked:
         return bool(self.counts[Action.LEAVE] or self.warnings or self.unreadable)
 
 
-def find(program: SourceTree, target: Target | None, progress: Callable[[int, int], None]) -> Checked:
+def find(
+    program: SourceTree, target: Target | None, progress: Callable[[int, int], None]
+) -> Checked:
     """Decide on every use of a dialect in a program."""
     found: list[Finding] = []
     for done, file in enumerate(program.files):
