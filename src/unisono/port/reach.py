@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 
 from unisono import mapping
@@ -26,13 +28,18 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 def is_collective(reference: Reference) -> bool:
     """Tell whether every rank of the group has to make a call."""
-    if reference.call is None or reference.rest:
-        return False
-    for entry in mapping.load().values():
-        if any(call.path == reference.path for call in entry.calls):
-            name = reference.path.rpartition(".")[2]
-            return entry.name not in _NOT_COLLECTIVE and not name.startswith(("send_", "recv_"))
-    return False
+    return reference.call is not None and not reference.rest and reference.path in _collectives()
+
+
+@functools.cache
+def _collectives() -> frozenset[str]:
+    return frozenset(
+        call.path
+        for entry in mapping.load().values()
+        if entry.name not in _NOT_COLLECTIVE
+        for call in entry.calls
+        if not call.name.startswith(("send_", "recv_"))
+    )
 
 
 def unreached(file: SourceFile) -> dict[Reference, str]:
@@ -42,12 +49,16 @@ def unreached(file: SourceFile) -> dict[Reference, str]:
     same function, makes the same call; after a statement by which some ranks leave; and in an
     except branch. A call that a program makes in a function of its own is not followed.
     """
-    collectives = [reference for reference in file.references if is_collective(reference)]
+    by_function: dict[ast.AST, list[Reference]] = defaultdict(list)
+    for reference in filter(is_collective, file.references):
+        chain = file.scopes.chain(reference.node)
+        home = next((node for node in chain if isinstance(node, _FUNCTIONS)), file.tree)
+        by_function[home].append(reference)
     found = {}
-    for reference in collectives:
-        reason = _reason(reference, collectives, file)
-        if reason:
-            found[reference] = reason
+    for together in by_function.values():
+        for reference in together:
+            if reason := _reason(reference, together, file):
+                found[reference] = reason
     return found
 
 
