@@ -7,6 +7,7 @@ import ast
 from unisono.port.flow import is_pure, why_not_rebind
 from unisono.port.plan import Action, Plan
 from unisono.port.rules import Row, difference_text
+from unisono.port.scopes import Scope
 from unisono.port.site import Refused, Site
 
 __all__ = ["check_place", "plan_to_mindspore"]
@@ -278,11 +279,11 @@ class _Functional:
         scopes = self.file.scopes
         assert self.handle is not None
         home = scopes.scope_of[self.site.call].find(self.handle)
+        if home is None or self.handle in home.captured:
+            raise Refused("the handle belongs to another function too")
         block = _block(self.statement, scopes.parents)
         waits = []
-        for use in home.uses[self.handle] if home else ():
-            if not isinstance(use.ctx, ast.Load):
-                continue
+        for use in self._uses_of_handle(home):
             statement = scopes.statement(use)
             plain = isinstance(statement, ast.Expr) and ast.unparse(statement) == (
                 f"{self.handle}.wait()"
@@ -293,18 +294,32 @@ class _Functional:
                     "there; mindspore:mint keeps the tensor in place"
                 )
             waits.append(statement)
-        if home is None or len(home.bindings[self.handle]) != 1 or len(waits) != 1:
+        if len(waits) != 1:
             raise Refused("it is not plain to see where the program waits for the result")
+        check_place(("", ""), waits[0], scopes.parents)
         first, last = self.statement.lineno, waits[0].lineno
         base = target.partition(".")[0].partition("[")[0]
         owner = scopes.scope_of[self.site.call].find(base)
         for binding in owner.bindings[base] if owner else ():
             if first < getattr(binding.node, "lineno", 0) <= last:
                 raise Refused(f"{base!r} gets another value before the program waits")
-        if first > last:
-            raise Refused("the program waits above the call, as in a loop")
-        check_place(("", ""), waits[0], scopes.parents)
         return waits[0]
+
+    def _uses_of_handle(self, home: Scope) -> list[ast.Name]:
+        """Return the uses of the handle up to where its name gets another value."""
+        assert self.handle is not None
+        names = sorted(home.uses[self.handle], key=lambda name: (name.lineno, name.col_offset))
+        here = next(n for n, name in enumerate(names) if name.lineno == self.statement.lineno)
+        for loop in self.file.scopes.chain(self.statement):
+            if isinstance(loop, ast.For | ast.AsyncFor | ast.While):
+                inside = [name for name in names if loop in self.file.scopes.chain(name)]
+                if isinstance(inside[0].ctx, ast.Load):
+                    raise Refused("the program waits above the call, in the next round of a loop")
+        rest = names[here + 1 :]
+        count = next(
+            (n for n, name in enumerate(rest) if not isinstance(name.ctx, ast.Load)), len(rest)
+        )
+        return rest[:count]
 
     def _done(
         self, plan: Plan, lines: list[str], identity: str | None = None
