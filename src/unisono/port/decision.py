@@ -44,6 +44,8 @@ def _decide(
 ) -> Decision:
     differences: list[str] = []
     try:
+        if not _is_where_python_says(reference, file):
+            raise Refused("it stands inside a formatted text; give its value a name first")
         if reference.through is not None:
             raise Refused(f"it is called through the variable {reference.through!r}")
         if reference.call is None or reference.rest:
@@ -72,6 +74,14 @@ def _decide(
             tuple(dict.fromkeys(known)),
             consumed=tuple(_values_inside(reference, file)),
         )
+
+
+def _is_where_python_says(reference: Reference, file: SourceFile) -> bool:
+    """Tell whether the place of a name is right; before Python 3.12 some in f-strings are not."""
+    if not any(isinstance(node, ast.JoinedStr) for node in file.scopes.chain(reference.node)):
+        return True
+    text = ast.get_source_segment(file.source, reference.node)
+    return text is not None and text.startswith(ast.unparse(reference.node))
 
 
 def _values_inside(reference: Reference, file: SourceFile) -> Iterator[Reference]:

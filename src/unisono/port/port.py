@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from unisono.errors import Unsupported
 from unisono.port.decision import decide
 from unisono.port.imports import import_changes
-from unisono.port.plan import Decision
+from unisono.port.plan import Action, Decision
 from unisono.port.prefix import prefix_changes
 from unisono.port.program import SourceFile, SourceTree
 from unisono.port.rules import Target
@@ -34,7 +35,17 @@ def port_file(program: SourceTree, file: SourceFile, target: Target) -> PortedFi
     else:
         decisions = decide(program, file, target)
         changes = import_changes(program, file, decisions)
-    after = rewrite(file, decisions, changes)
+    try:
+        after = rewrite(file, decisions, changes)
+    except Unsupported as error:
+        reason = str(error)
+        after, decisions = (
+            file.source,
+            [
+                dataclasses.replace(each, verdict=Action.LEAVE, reason=reason, plan=None)
+                for each in decisions
+            ],
+        )
     return PortedFile(file.path, file.source, after, tuple(decisions))
 
 

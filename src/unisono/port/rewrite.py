@@ -51,6 +51,7 @@ class _Changes:
         self.statements: dict[_Range, tuple[_Range, tuple[str, ...]]] = {}
         self.later: dict[_Range, list[str]] = {}
         self.marks: dict[int, str] = {}
+        self.touched: set[int] = set()  # lines whose old marks go
         self.imported = {
             self.place(statement): lines for statement, lines in imports.statements.items()
         }
@@ -87,6 +88,7 @@ class _Changes:
             self.marks.setdefault(statement.lineno, _mark(decision.reason))
         if plan is None:
             return
+        self.touched.add(statement.lineno)
         if plan.arguments is None or reference.call is None:
             module, _, name = plan.function.rpartition(".")
             words = [
@@ -193,8 +195,7 @@ class _Rewriter(cst.CSTTransformer):
     ) -> Any:
         place = self._place(original_node.body[0])
         lines = self._lines(place) if len(original_node.body) == 1 else None
-        changed = lines is not None or place in self.changes.later
-        leading = self._leading(updated_node.leading_lines, place[0], changed)
+        leading = self._leading(updated_node.leading_lines, place[0])
         if len(original_node.body) > 1:
             return self._several(original_node, updated_node).with_changes(leading_lines=leading)
         if lines is None:
@@ -252,16 +253,14 @@ class _Rewriter(cst.CSTTransformer):
         """Put marks above compound statements too."""
         result = super().on_leave(original_node, updated_node)
         if isinstance(result, cst.BaseCompoundStatement) and hasattr(result, "leading_lines"):
-            leading = self._leading(result.leading_lines, self._place(original_node)[0], False)
+            leading = self._leading(result.leading_lines, self._place(original_node)[0])
             return cast(Any, result).with_changes(leading_lines=leading)
         return result
 
-    def _leading(
-        self, lines: Sequence[cst.EmptyLine], number: int, changed: bool
-    ) -> list[cst.EmptyLine]:
+    def _leading(self, lines: Sequence[cst.EmptyLine], number: int) -> list[cst.EmptyLine]:
         """Return the comments above a statement, with the mark that it has to have."""
         mark = self.changes.marks.get(number)
-        if mark is None and not changed:
+        if mark is None and number not in self.changes.touched:
             return list(lines)
         kept = [
             line for line in lines if not (line.comment and line.comment.value.startswith(MARK))
