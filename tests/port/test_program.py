@@ -102,7 +102,11 @@ def test_names_pass_from_file_to_file(tmp_path: Path) -> None:
         "from .. import dist\nfrom package.backend import dist as d\n"
         "dist.barrier()\nd.all_reduce(x)\n"
     )
+    (package / "short.py").write_text("from .backend import *\n")
+    (package / "main.py").write_text("from package.short import *\ndist.barrier()\n")
     tree = read_program([tmp_path], (), lambda done, total: None)
+    found = tree.by_name["package.main"].references
+    assert [one.path for one in found] == ["torch.distributed.barrier"]
     found = tree.by_name["package.inner.train"].references
     assert [one.path for one in found] == ["torch.distributed.barrier", ALL_REDUCE]
     assert ("package.backend", "dist") in tree.passed_on

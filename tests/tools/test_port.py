@@ -79,6 +79,13 @@ def test_wrong_targets(target: str, text: str, capsys: pytest.CaptureFixture[str
     assert text in capsys.readouterr().err
 
 
+def test_files_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").write_text(BEFORE)
+    page = tmp_path / "nowhere/report.html"
+    assert main(["port", "--to", "mindspore", "--report", str(page), str(tmp_path)]) == 2
+    assert f"unisono: cannot write {page}: No such file or directory" in capsys.readouterr().err
+
+
 def test_without_libcst(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,7 +178,7 @@ class SourceFile:
         """Return the two names of the loops that fill lists."""
         return self.fresh_name("part"), self.fresh_name("piece")
 
-    @property
+    @functools.cached_property
     def imports(self) -> dict[str, str]:
         """Return what other modules can import from this one: names that it has imported."""
         return {
@@ -245,11 +245,21 @@ class SourceTree:
             while module and module not in self.by_name:
                 module = module.rpartition(".")[0]
             name, _, rest = path[len(module) + 1 :].partition(".")
-            target = self.by_name[module].imports.get(name) if module and name else None
+            target = self._exported(self.by_name[module], name) if module and name else None
             if target is None or target == path:
                 break
             path = f"{target}.{rest}" if rest else target
         return _canonical(path, self.roots)
+
+    def _exported(self, file: SourceFile, name: str, depth: int = 5) -> str | None:
+        """Return what a name means that a file has imported, also by a star from another file."""
+        if name in file.imports:
+            return file.imports[name]
+        for star in file.scopes.stars if depth else ():
+            inner = self.by_name.get(file.scopes.module_of(star))
+            if inner is not None and (found := self._exported(inner, name, depth - 1)):
+                return found
+        return None
 
     def _references(self, file: SourceFile) -> Iterator[Reference]:
         scopes = file.scopes
@@ -274,7 +284,8 @@ class SourceTree:
             for scope in {id(scope): scope for scope in scopes.scope_of.values()}.values():
                 for name, uses in list(scope.uses.items()):
                     path = self.follow(f"{module}.{name}")[0]
-                    if path in _known() and scope.find(name) is None:
+                    passed_on = module in self.by_name and path != f"{module}.{name}"
+                    if (passed_on or path in _known()) and scope.find(name) is None:
                         binding = Binding(name, star, "import", f"{module}.{name}")
                         yield from self._uses(file, uses, [binding], None)
 

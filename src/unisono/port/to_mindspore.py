@@ -84,7 +84,7 @@ def _check_handle(site: Site) -> None:
 
 def _start(site: Site) -> tuple[str, str, Plan]:
     """init_process_group: MindSpore's launcher gives what torch takes as arguments."""
-    for name in _FROM_LAUNCHER & set(site.given):
+    for name in sorted(_FROM_LAUNCHER & set(site.given)):
         value = site.given[name][1]
         text = ast.unparse(value)
         by_launcher = "environ" in text or "getenv" in text or text in ("-1", "None", "'env://'")

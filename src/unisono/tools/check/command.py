@@ -13,6 +13,7 @@ from unisono.tools.check.report import as_data, report
 from unisono.tools.check.sarif import sarif
 from unisono.tools.progress import ProgressBar
 from unisono.tools.table import terminal_columns
+from unisono.tools.writing import write_file
 
 __all__ = ["configure", "main"]
 
@@ -51,7 +52,7 @@ def main(arguments: argparse.Namespace) -> int:
     program = read_program(arguments.paths, arguments.root, ProgressBar("reading"))
     findings: Checked = find(program, target, ProgressBar("checking"))
     if arguments.sarif is not None:
-        arguments.sarif.write_text(json.dumps(sarif(findings), indent=2) + "\n", encoding="utf-8")
+        write_file(arguments.sarif, json.dumps(sarif(findings), indent=2) + "\n")
     if arguments.json:
         print(json.dumps(as_data(findings), indent=2))
     else:

@@ -23,6 +23,7 @@ from unisono.port.rules import Target
 from unisono.tools.formatting import plain, plural
 from unisono.tools.port.page import page
 from unisono.tools.progress import ProgressBar
+from unisono.tools.writing import write_file
 
 __all__ = ["configure", "main"]
 
@@ -80,7 +81,7 @@ def main(arguments: argparse.Namespace) -> int:
         for file in changed:
             _write(file, program)
     if arguments.report is not None:
-        arguments.report.write_text(page(target, ported), encoding="utf-8")
+        write_file(arguments.report, page(target, ported))
     for item in program.unreadable:
         print(f"unisono: {item.path}:{item.line}: skipped: {item.reason}", file=sys.stderr)
     files = f"{plural(len(changed), 'file')} {'changed' if arguments.write else 'to change'}"
@@ -117,7 +118,7 @@ def _print_diff(file: PortedFile) -> None:
 
 def _write(file: PortedFile, program: SourceTree) -> None:
     marked = any(each.path == file.path and each.has_mark for each in program.files)
-    file.path.write_bytes((codecs.BOM_UTF8 if marked else b"") + file.after.encode())
+    write_file(file.path, (codecs.BOM_UTF8 if marked else b"") + file.after.encode())
 
 
 def _as_data(program: SourceTree, ported: list[PortedFile]) -> dict[str, Any]:
