@@ -238,6 +238,11 @@ class SourceTree:
             )
             file.by_node = {found.node: found for found in file.references}
 
+    @functools.cached_property
+    def paths(self) -> frozenset[str]:
+        """Return every upstream name that the program uses, once it was resolved."""
+        return frozenset(found.path for file in self.files for found in file.references)
+
     def follow(self, path: str) -> tuple[str, bool]:
         """Follow a path through the files of the program to the upstream name."""
         for _ in range(10):

@@ -220,12 +220,7 @@ class Site:
                 raise Refused(
                     "the group is a name; torch needs the object", "groups.object-or-name"
                 )
-            made = {
-                found.path.rpartition(".")[2]
-                for file in self.program.files
-                for found in file.references
-            }
-            if "create_group" in made:
+            if "mindspore.communication.create_group" in self.program.paths:
                 raise Refused(
                     "the group may be a name that create_group got", "groups.object-or-name"
                 )

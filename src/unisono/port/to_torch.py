@@ -24,9 +24,8 @@ def plan_to_torch(site: Site) -> tuple[str, str, Plan]:
         return _start(site)
     if rule.source.name == "get_backend":
         raise Refused("the names of backends differ, and so would tests of them", "groups.backends")
-    switch = "mindspore.ops.communication.set_comm_ops_inplace"
-    paths = {found.path for file in site.program.files for found in file.references}
-    if rule.source.path.startswith("mindspore.ops.communication.") and switch in paths:
+    switched = "mindspore.ops.communication.set_comm_ops_inplace" in site.program.paths
+    if switched and rule.source.path.startswith("mindspore.ops.communication."):
         raise Refused(difference_text("groups.switch"), "groups.switch")
     if rule.source.name == "create_group":
         raise Refused(difference_text("groups.members-only"), "groups.members-only")
@@ -76,6 +75,8 @@ class _InPlace:
         reads = {node.id for node in ast.walk(self.site.call) if isinstance(node, ast.Name)}
         in_place = next((row for row in self.rule.rows if row.role in ("in_out", "template")), None)
         if in_place is not None:
+            if result in reads - {ast.unparse(source)}:
+                raise Refused(f"{result!r} is another argument of the call too")
             lines, reason = self._same_tensor(result, handle, source)
         else:
             # The old value is still needed while the new one arrives.
@@ -97,6 +98,10 @@ class _InPlace:
                 self.replaced[output.target] = text
         if self.rule.only_root:
             root = self.site.value("root")
+            if root is not None and not is_pure(root):
+                raise Refused(
+                    "the rank that gets the result is an expression; give it a name first"
+                )
             text = self.site.text(root) if root is not None else _DEFAULT_ROOT
             lines.append(f"if {_DIST}.get_rank() != {text}:\n    {result}.zero_()")
         check_place(tuple(lines), statement, self.file.scopes.parents)
