@@ -122,3 +122,15 @@ def test_a_terminal_gets_colour(tmp_path: Path) -> None:
     os.close(theirs)
     assert "\x1b[32m+x, _ = comm_func.all_reduce(x)  # sum\x1b[0m" in os.read(ours, 65536).decode()
     os.close(ours)
+
+
+def test_the_example_of_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parents[2] / "docs/port.md").read_text()
+    shown = text.partition("$ cat train.py\n")[2].partition("\n```")[0]
+    source, _, expected = shown.partition("$ unisono port --to mindspore train.py\n")
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(source)
+    assert main(["port", "--to", "mindspore", "train.py"]) == 0
+    assert "".join(capsys.readouterr()) == f"{expected}\n"
