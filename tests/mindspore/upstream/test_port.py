@@ -21,7 +21,8 @@ def copies() -> list[Any]:
     total[...] = comm_func.all_reduce(total)[0]
     parts = [mindspore.Tensor(np.zeros(2, np.float32)) for _ in range(size)]
     first = parts[0]
-    for part, piece in zip(parts, comm_func.all_gather_into_tensor(total)[0].chunk(len(parts))):
+    pieces = comm_func.all_gather_into_tensor(total)[0].chunk(len(parts))
+    for part, piece in zip(parts, pieces, strict=True):
         part[...] = piece
     rows = mindspore.Tensor(np.zeros((size, 2), np.float32))
     same = rows
