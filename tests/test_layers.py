@@ -12,6 +12,7 @@ import inspect
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -40,6 +41,7 @@ FLOORS: dict[str, set[str]] = {
     "mindspore": {"core"},
     "jax": {"core"},
     "mapping": {"core"},
+    "port": {"core", "mapping"},
     # spawn() makes ranks that are threads by itself; all other engines are chosen by name.
     "launch": {"core", "engines.threads"},
     "notebook": {"core", "engines.threads", "launch"},
@@ -52,6 +54,7 @@ FLOORS: dict[str, set[str]] = {
         "torch",
         "mindspore",
         "mapping",
+        "port",
         "launch",
     },
     "pytest_plugin": {"core", "launch"},
@@ -61,12 +64,13 @@ FLOORS: dict[str, set[str]] = {
     "": {"launch", "arrays", "notebook", "core.encoding"},
 }
 
-# What plugs into a real framework, and is imported only where that is.
+# What plugs into a real framework or needs a large library, and is imported only where that is.
 PLUGS = {
-    "unisono.torch.backend",
-    "unisono.torch.distributed.nn.autograd",
-    "unisono.mindspore.integration",
-    "unisono.jax",
+    "unisono.torch.backend": "torch",
+    "unisono.torch.distributed.nn.autograd": "torch",
+    "unisono.mindspore.integration": "mindspore",
+    "unisono.jax": "jax",
+    "unisono.port.rewrite": "libcst",
 }
 
 MOST_MODULES = 8  # directly in src/unisono
@@ -107,7 +111,7 @@ def part_of(name: str) -> str:
     return ".".join(parts[:3] if parts[1] == "engines" else parts[:2])
 
 
-def within(name: str, allowed: set[str]) -> bool:
+def within(name: str, allowed: Iterable[str]) -> bool:
     return any(name == floor or name.startswith(f"{floor}.") for floor in allowed)
 
 
@@ -292,8 +296,9 @@ def declared_names(tree: ast.Module) -> list[str]:
 
 def import_or_skip(name: str) -> ModuleType:
     """The module; what plugs into a framework that is not installed here is skipped."""
-    if within(name, PLUGS):
-        pytest.importorskip(floor_of(name))
+    for plug, package in PLUGS.items():
+        if within(name, {plug}):
+            pytest.importorskip(package)
     return importlib.import_module(name)
 
 

@@ -1,4 +1,4 @@
-"""The command line: `unisono run`, `patch`, `demo`, `bench`, `diff`, `doctor`, `top`, `trace`."""
+"""The command line: `unisono run`, `patch`, `check`, `port`, and more."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ _COMMANDS = {
         "measure collectives, faces or DDP, and compare with other libraries",
     ),
     "diff": ("tools.diff.command", "show one collective in both dialects, side by side"),
+    "check": (
+        "tools.check.command",
+        "list the distributed calls of a program, and what would become of each",
+    ),
+    "port": ("tools.port.command", "rewrite a program for the other dialect, or for unisono"),
     "doctor": (
         "tools.doctor.command",
         "show which engines and frameworks work here, and why others do not",

@@ -1,0 +1,165 @@
+"""Which imports a changed file needs, under which names, and which it does not need any more."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from unisono.port.plan import Decision, Plan
+from unisono.port.program import Reference, SourceFile, SourceTree
+from unisono.port.scopes import Binding, Scope
+
+__all__ = ["ImportChanges", "import_changes", "modules_in", "with_aliases"]
+
+_PLACEHOLDER = re.compile("«([^»]+)»")
+#: The name that a file gives to a module, unless the name is taken.
+_LOCAL_NAMES = {
+    "mindspore.communication": "comm",
+    "mindspore.communication.comm_func": "comm_func",
+    "mindspore.mint.distributed": "dist",
+    "torch.distributed": "dist",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportChanges:
+    """The new statements in place of import statements, and the local name of each module."""
+
+    statements: dict[ast.stmt, tuple[str, ...]]
+    names: dict[str, str]
+
+    def fill(self, text: str) -> str:
+        """Put local names in place of modules."""
+        return _PLACEHOLDER.sub(lambda found: self.names[found[1]], text)
+
+
+def modules_in(plan: Plan) -> Iterator[str]:
+    """Yield the modules that a change needs."""
+    yield plan.function.rpartition(".")[0]
+    texts = [*plan.statements, *(line for _, lines in plan.later for line in lines)]
+    texts += [argument.text or "" for argument in plan.arguments or ()]
+    for text in texts:
+        yield from _PLACEHOLDER.findall(text)
+
+
+def import_changes(
+    program: SourceTree,
+    file: SourceFile,
+    decisions: Iterable[Decision],
+    present_names: Mapping[str, str] | None = None,
+) -> ImportChanges:
+    """Say how the imports of a file change when decisions are carried out.
+
+    `present_names` are modules that the file imports already, with their names.
+    """
+    done = [decision for decision in decisions if decision.plan is not None]
+    moved = [*(each.reference for each in done), *(ref for each in done for ref in each.consumed)]
+    dropped = _unused(program, file, moved)
+    names = dict(present_names or {})
+    present: set[tuple[Scope, str]] = set()
+    added: dict[ast.stmt, list[str]] = {}
+    for decision in done:
+        assert decision.plan is not None
+        statement = decision.reference.binding.node
+        assert isinstance(statement, ast.stmt)
+        scope = file.scopes.scope_of[statement]
+        for module in dict.fromkeys(modules_in(decision.plan)):
+            if module not in names:
+                names[module] = _existing(file, module, dropped) or _choose(file, module, dropped)
+            known = {(scope, module), (file.scopes.top, module)}
+            here = known & present or module in (present_names or {})
+            if here or _existing(file, module, dropped):
+                continue
+            present.add((scope, module))
+            added.setdefault(statement, []).append(_import(module, names[module]))
+    statements: dict[ast.stmt, tuple[str, ...]] = {}
+    for statement in {*added, *(binding.node for binding in dropped)}:
+        assert isinstance(statement, ast.Import | ast.ImportFrom)
+        gone = {binding.name for binding in dropped if binding.node is statement}
+        kept = [alias for alias in statement.names if _bound(alias, statement) not in gone]
+        lines = [with_aliases(statement, kept)] if kept else []
+        lines += added.get(statement, [])
+        if not lines and len(_block_of(file, statement)) == 1:
+            lines = ["pass"]
+        statements[statement] = tuple(lines)
+    return ImportChanges(statements, names)
+
+
+def with_aliases(
+    statement: ast.Import | ast.ImportFrom, aliases: list[ast.alias], prefix: str = ""
+) -> str:
+    """Return an import statement with other names, and a prefix before its module."""
+    if isinstance(statement, ast.Import):
+        names = [
+            ast.alias(prefix + alias.name, alias.asname or (alias.name if prefix else None))
+            for alias in aliases
+        ]
+        return ast.unparse(ast.Import(names))
+    module = prefix + (statement.module or "")
+    return ast.unparse(ast.ImportFrom(module, aliases, statement.level))
+
+
+def _bound(alias: ast.alias, statement: ast.stmt) -> str:
+    if alias.asname:
+        return alias.asname
+    return alias.name.partition(".")[0] if isinstance(statement, ast.Import) else alias.name
+
+
+def _block_of(file: SourceFile, statement: ast.stmt) -> list[ast.stmt]:
+    outer = file.scopes.parents[statement]
+    blocks = [getattr(outer, field, None) for field in ("body", "orelse", "finalbody")]
+    return next(block for block in blocks if isinstance(block, list) and statement in block)
+
+
+def _unused(program: SourceTree, file: SourceFile, moved: list[Reference]) -> set[Binding]:
+    """Return the imports that nothing needs any more."""
+    roots: set[ast.AST] = set()
+    for reference in moved:
+        node: ast.AST = reference.node
+        while isinstance(node, ast.Attribute):
+            node = node.value
+        roots.add(node)
+    exported = {node.value for node in ast.walk(file.tree) if isinstance(node, ast.Constant)}
+    found = set()
+    for binding in {reference.binding for reference in moved}:
+        scope = file.scopes.scope_of[binding.node]
+        remaining = [
+            name
+            for name in scope.uses[binding.name]
+            if name not in roots and isinstance(name.ctx, ast.Load)
+        ]
+        passed_on = (file.name, binding.name) in program.passed_on or binding.name in exported
+        # A name that another statement binds too, such as `dist = None`, must keep its place.
+        needed = remaining or passed_on or len(scope.bindings[binding.name]) > 1
+        if not needed and file.path.name != "__init__.py":
+            found.add(binding)
+    return found
+
+
+def _existing(file: SourceFile, module: str, dropped: set[Binding]) -> str | None:
+    """Return the name under which the file has a module already, at its top."""
+    for name, bindings in file.scopes.top.bindings.items():
+        binding = bindings[0]
+        stays = len(bindings) == 1 and binding.path == module and binding not in dropped
+        if stays and file.scopes.parents[binding.node] is file.tree:
+            return name
+    return None
+
+
+def _choose(file: SourceFile, module: str, dropped: set[Binding]) -> str:
+    word = _LOCAL_NAMES.get(module.removeprefix("unisono."), module.rpartition(".")[2])
+    scopes = {id(scope): scope for scope in file.scopes.scope_of.values()}
+    holders = [item for scope in scopes.values() for item in scope.bindings.get(word, ())]
+    if holders and all(binding in dropped for binding in holders):
+        return word
+    outer = module.removeprefix("unisono.").split(".")[-2]
+    return file.fresh_name(word if file.is_free(word) else f"{outer}_{word}")
+
+
+def _import(module: str, name: str) -> str:
+    outer, _, last = module.rpartition(".")
+    if last == name:
+        return f"from {outer} import {last}"
+    return f"import {module} as {name}"

@@ -1,0 +1,376 @@
+"""A program's files, and every use of the two dialects in them, however it was imported."""
+
+from __future__ import annotations
+
+import ast
+import codecs
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from unisono import mapping
+from unisono.errors import ArgumentError
+from unisono.port.scopes import Binding, Scopes
+
+__all__ = [
+    "SourceTree",
+    "Reference",
+    "SourceFile",
+    "Unreadable",
+    "module_name",
+    "python_files",
+    "read_program",
+]
+
+#: Other places from which upstream's own names can be imported.
+_OTHER_PLACES = {
+    "mindspore.communication.management": "mindspore.communication",
+    "mindspore.ops.operations.comm_ops": "mindspore.ops",
+    "mindspore.ops.operations": "mindspore.ops",
+    "torch.distributed.distributed_c10d": "torch.distributed",
+}
+#: The modules whose names belong to a dialect; mindspore.ops only as far as the table has them.
+_MODULES = (
+    "torch.distributed",
+    "mindspore.communication",
+    "mindspore.mint.distributed",
+    "mindspore.ops.communication",
+)
+_PREFIX = "unisono."
+_IGNORED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "venv"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Unreadable:
+    """A file that could not be read, and why."""
+
+    path: Path
+    line: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reference:
+    """One use of an upstream name; `path` is the name in the table, `rest` what follows it.
+
+    `node` is the name with all its dots. `call` is the call of it, or None where it is used as a
+    value. `through` says by which other name the program reaches it, or None.
+    """
+
+    path: str
+    rest: str
+    node: ast.expr
+    binding: Binding
+    call: ast.Call | None
+    prefixed: bool = False
+    through: str | None = None
+
+    @property
+    def dialect(self) -> str:
+        """Return "torch" or "mindspore"."""
+        return self.path.partition(".")[0]
+
+
+@functools.cache
+def _known() -> frozenset[str]:
+    found: set[str] = set()
+    for entry in mapping.load().values():
+        found |= {call.path for call in entry.calls} | {name.path for name in entry.names}
+        found |= {item.path for item in entry.missing}
+    return frozenset(found)
+
+
+def _canonical(path: str, roots: Sequence[str]) -> tuple[str, bool]:
+    """Return the upstream name of a path, and whether it has unisono's prefix."""
+    prefixed = path.startswith(_PREFIX)
+    path = path.removeprefix(_PREFIX)
+    for root in roots:
+        if path == root or path.startswith(f"{root}."):
+            path = f"torch.distributed{path.removeprefix(root)}"
+    for place, home in _OTHER_PLACES.items():
+        if path == place or path.startswith(f"{place}."):
+            return home + path.removeprefix(place), prefixed
+    return path, prefixed
+
+
+def _split(path: str) -> tuple[str, str] | None:
+    """Divide a path into a name of the table and the rest; None if no dialect has it."""
+    name = path
+    while "." in name:
+        if name in _known():
+            return name, path[len(name) :].lstrip(".")
+        name = name.rpartition(".")[0]
+    for module in _MODULES:
+        if path.startswith(f"{module}.") and path != "mindspore.communication.comm_func":
+            return path, ""
+    return None
+
+
+class SourceFile:
+    """One parsed file: its scopes, and its uses of the two dialects."""
+
+    def __init__(self, path: Path, name: str, source: str) -> None:
+        self.path, self.name, self.source = path, name, source
+        self.has_mark = False  # of the byte order, as some editors write it
+        self.tree = ast.parse(source, str(path))
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        self.scopes = Scopes(self.tree, package)
+        self.references: list[Reference] = []
+        self.by_node: dict[ast.AST, Reference] = {}
+        self._given_out: set[str] = set()
+
+    def is_free(self, name: str) -> bool:
+        """Tell whether the file does not use a name yet."""
+        return name not in self._names and name not in self._given_out
+
+    def fresh_name(self, word: str) -> str:
+        """Return a name that the file does not use yet."""
+        name, count = word, 1
+        while not self.is_free(name):
+            count += 1
+            name = f"{word}_{count}"
+        self._given_out.add(name)
+        return name
+
+    @functools.cached_property
+    def _names(self) -> set[str]:
+        """Return every name that stands anywhere in the file."""
+        found = set()
+        for node in ast.walk(self.tree):
+            for field in ("id", "arg", "attr", "name", "asname"):
+                if isinstance(word := getattr(node, field, None), str):
+                    found.add(word.partition(".")[0])
+        return found
+
+    @functools.cached_property
+    def calls(self) -> set[ast.AST]:
+        """Return the calls of both dialects; they do not keep tensors that they are given."""
+        return {found.call for found in self.references if found.call is not None}
+
+    @functools.cached_property
+    def functional_calls(self) -> set[ast.AST]:
+        """Return the calls that return new tensors."""
+        known = mapping.calls()
+        return {
+            found.call
+            for found in self.references
+            if found.call is not None
+            and found.path in known
+            and known[found.path].style == "functional"
+        }
+
+    @functools.cached_property
+    def reads_underscore(self) -> bool:
+        """Tell whether `_` means something in the file, as it does for translated texts."""
+        return any(
+            isinstance(node, ast.Name) and node.id == "_" and isinstance(node.ctx, ast.Load)
+            for node in ast.walk(self.tree)
+        )
+
+    @functools.cached_property
+    def result_name(self) -> str:
+        """Return the name of a result that is used at once."""
+        return self.fresh_name("result")
+
+    @functools.cached_property
+    def loop_names(self) -> tuple[str, str]:
+        """Return the two names of the loops that fill lists."""
+        return self.fresh_name("part"), self.fresh_name("piece")
+
+    @functools.cached_property
+    def imports(self) -> dict[str, str]:
+        """Return what other modules can import from this one: names that it has imported."""
+        return {
+            name: binding.path
+            for name, bindings in self.scopes.top.bindings.items()
+            for binding in bindings
+            if binding.path is not None
+        }
+
+    @functools.cached_property
+    def lines(self) -> list[str]:
+        """Return the lines of the source."""
+        return self.source.splitlines()
+
+
+class SourceTree:
+    """All files that are looked at together; names are followed from one file to another."""
+
+    def __init__(self, roots: Iterable[str] = ()) -> None:
+        self.roots = tuple(roots)
+        self.files: list[SourceFile] = []
+        self.unreadable: list[Unreadable] = []
+        self.by_name: dict[str, SourceFile] = {}
+        #: Names that one file of the program imports from another.
+        self.passed_on: set[tuple[str, str]] = set()
+
+    def read(self, path: Path) -> None:
+        """Parse one file; a file that Python cannot parse is put on a list."""
+        try:
+            data = path.read_bytes()
+            file = self.add(path, data.decode("utf-8-sig"))
+            file.has_mark = data.startswith(codecs.BOM_UTF8)
+        except SyntaxError as error:
+            self.unreadable.append(Unreadable(path, error.lineno or 1, error.msg))
+        except (OSError, ValueError, RecursionError) as error:
+            self.unreadable.append(Unreadable(path, 1, str(error)))
+
+    def add(self, path: Path, source: str) -> SourceFile:
+        """Add a file whose source is known."""
+        file = SourceFile(path, module_name(path), source)
+        self.files.append(file)
+        self.by_name.setdefault(file.name, file)
+        return file
+
+    def resolve(self) -> None:
+        """Find the uses of both dialects in all files that were read."""
+        for file in self.files:
+            for scope in {id(scope): scope for scope in file.scopes.scope_of.values()}.values():
+                for bindings in scope.bindings.values():
+                    for binding in bindings:
+                        module, _, name = (binding.path or "").rpartition(".")
+                        if module in self.by_name:
+                            self.passed_on.add((module, name))
+        for file in self.files:
+            file.references = sorted(
+                self._references(file), key=lambda found: (found.node.lineno, found.node.col_offset)
+            )
+            file.by_node = {found.node: found for found in file.references}
+
+    @functools.cached_property
+    def paths(self) -> frozenset[str]:
+        """Return every upstream name that the program uses, once it was resolved."""
+        return frozenset(found.path for file in self.files for found in file.references)
+
+    def follow(self, path: str) -> tuple[str, bool]:
+        """Follow a path through the files of the program to the upstream name."""
+        for _ in range(10):
+            module = path
+            while module and module not in self.by_name:
+                module = module.rpartition(".")[0]
+            name, _, rest = path[len(module) + 1 :].partition(".")
+            target = self._exported(self.by_name[module], name) if module and name else None
+            if target is None or target == path:
+                break
+            path = f"{target}.{rest}" if rest else target
+        return _canonical(path, self.roots)
+
+    def _exported(self, file: SourceFile, name: str, depth: int = 5) -> str | None:
+        """Return what a name means that a file has imported, also by a star from another file."""
+        if name in file.imports:
+            return file.imports[name]
+        for star in file.scopes.stars if depth else ():
+            inner = self.by_name.get(file.scopes.module_of(star))
+            if inner is not None and (found := self._exported(inner, name, depth - 1)):
+                return found
+        return None
+
+    def _references(self, file: SourceFile) -> Iterator[Reference]:
+        scopes = file.scopes
+        yield from self._from_stars(file)
+        for scope in {id(scope): scope for scope in scopes.scope_of.values()}.values():
+            for name, bindings in list(scope.bindings.items()):
+                imported = [binding for binding in bindings if binding.kind == "import"]
+                if imported and _only_imports(bindings):
+                    yield from self._uses(file, scope.uses[name], imported, None)
+                elif len(bindings) == 1 and bindings[0].kind == "assignment" and bindings[0].value:
+                    # `gather = dist.all_gather_into_tensor`: calls of it go through a variable.
+                    path = self._path_of(file, bindings[0].value)
+                    if path and not isinstance(bindings[0].value, ast.Name):
+                        found = dataclasses.replace(bindings[0], path=path)
+                        yield from self._uses(file, scope.uses[name], [found], name)
+
+    def _from_stars(self, file: SourceFile) -> Iterator[Reference]:
+        """Yield uses of names that `from module import *` may have brought."""
+        scopes = file.scopes
+        for star in scopes.stars:
+            module = scopes.module_of(star)
+            for scope in {id(scope): scope for scope in scopes.scope_of.values()}.values():
+                for name, uses in list(scope.uses.items()):
+                    path = self.follow(f"{module}.{name}")[0]
+                    passed_on = module in self.by_name and path != f"{module}.{name}"
+                    if (passed_on or path in _known()) and scope.find(name) is None:
+                        binding = Binding(name, star, "import", f"{module}.{name}")
+                        yield from self._uses(file, uses, [binding], None)
+
+    def _path_of(self, file: SourceFile, node: ast.expr) -> str | None:
+        names: list[str] = []
+        while isinstance(node, ast.Attribute):
+            names.append(node.attr)
+            node = node.value
+        if not names or not isinstance(node, ast.Name) or node not in file.scopes.scope_of:
+            return None
+        home = file.scopes.scope_of[node].find(node.id)
+        for binding in home.bindings[node.id] if home else ():
+            if binding.kind == "import":
+                return ".".join([binding.path or "", *reversed(names)])
+        return None
+
+    def _uses(
+        self, file: SourceFile, names: list[ast.Name], bindings: list[Binding], through: str | None
+    ) -> Iterator[Reference]:
+        for name in names:
+            if not isinstance(name.ctx, ast.Load):
+                continue
+            node: ast.expr = name
+            words = []
+            while isinstance(parent := file.scopes.parents[node], ast.Attribute):
+                node = parent
+                words.append(parent.attr)
+            for binding in bindings:
+                path, prefixed = self.follow(".".join([binding.path or "", *words]))
+                if (found := _split(path)) is None:
+                    continue
+                call = parent if isinstance(parent, ast.Call) and parent.func is node else None
+                yield Reference(*found, node, binding, call, prefixed, through)
+                break
+
+
+def _only_imports(bindings: list[Binding]) -> bool:
+    """Tell whether a name is always what was imported, or None where that failed."""
+    return all(
+        binding.kind == "import"
+        or (isinstance(binding.value, ast.Constant) and binding.value.value is None)
+        for binding in bindings
+    )
+
+
+def read_program(
+    paths: Iterable[Path], roots: Iterable[str], progress: Callable[[int, int], None]
+) -> SourceTree:
+    """Read all Python files among paths and inside folders; `progress` hears how many are done."""
+    program = SourceTree(roots)
+    files = python_files(paths)
+    for done, path in enumerate(files):
+        progress(done, len(files))
+        program.read(path)
+    progress(len(files), len(files))
+    program.resolve()
+    return program
+
+
+def module_name(path: Path) -> str:
+    """Return the name under which a program imports a file: folders with __init__.py count."""
+    parts = [] if path.name == "__init__.py" else [path.stem]
+    folder = path.absolute().parent
+    while (folder / "__init__.py").exists() and folder.name:
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return ".".join(parts)
+
+
+def python_files(paths: Iterable[Path]) -> list[Path]:
+    """List the Python files among paths and inside folders, each once."""
+    found: dict[Path, None] = {}
+    for path in paths:
+        if path.is_dir():
+            for inner in sorted(path.rglob("*.py")):
+                folders = inner.relative_to(path).parts[:-1]
+                if not any(part in _IGNORED_FOLDERS or part[0] == "." for part in folders):
+                    found[inner] = None
+        elif path.exists():
+            found[path] = None
+        else:
+            raise ArgumentError(f"there is no file or folder {path}")
+    return list(found)

@@ -1,0 +1,268 @@
+"""Carry out decisions on the source, with LibCST: what is not changed stays as it was written."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import Any, cast
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper, PositionProvider
+
+from unisono.errors import Unsupported
+from unisono.port.imports import ImportChanges
+from unisono.port.plan import Action, Decision, Plan
+from unisono.port.program import SourceFile
+
+__all__ = ["MARK", "rewrite"]
+
+#: How the comment above a call that stays begins.
+MARK = "# unisono port: "
+_LONGEST_MARK = 150
+
+_Range = tuple[int, int, int, int]
+
+
+def rewrite(file: SourceFile, decisions: Sequence[Decision], imports: ImportChanges) -> str:
+    """Return the source of a file after decisions were carried out."""
+    changes = _Changes(file, decisions, imports)
+    if not changes.any:
+        return file.source
+    wrapper = MetadataWrapper(cst.parse_module(file.source), unsafe_skip_copy=True)
+    rewriter = _Rewriter(changes, wrapper.module)
+    source = wrapper.visit(rewriter).code
+    # A change that breaks the program, or that is made by half, must not leave this function.
+    ast.parse(source)
+    if missing := changes.places - rewriter.done:
+        line = min(missing)[0]
+        raise Unsupported(f"{file.path}:{line}: LibCST and Python see different code; not ported")
+    return source
+
+
+class _Changes:
+    """All changes of a file, by the place of what they change."""
+
+    def __init__(
+        self, file: SourceFile, decisions: Sequence[Decision], imports: ImportChanges
+    ) -> None:
+        self.file, self.imports = file, imports
+        self.calls: dict[_Range, Plan] = {}
+        self.names: dict[_Range, str] = {}
+        self.statements: dict[_Range, tuple[_Range, tuple[str, ...]]] = {}
+        self.later: dict[_Range, list[str]] = {}
+        self.marks: dict[int, str] = {}
+        self.touched: set[int] = set()  # lines whose old marks go
+        self.imported = {
+            self.place(statement): lines for statement, lines in imports.statements.items()
+        }
+        for decision in decisions:
+            self._add(decision)
+
+    @property
+    def any(self) -> bool:
+        return bool(self.calls or self.names or self.imported or self.marks)
+
+    @property
+    def places(self) -> set[_Range]:
+        """Return all places where something has to change."""
+        return {*self.calls, *self.names, *self.imported, *self.statements, *self.later}
+
+    def place(self, node: Any) -> _Range:
+        """Return the place of a node as LibCST counts it: in characters, not in bytes."""
+        start, end = node.lineno, node.end_lineno
+        return (
+            start,
+            self._column(start, node.col_offset),
+            end,
+            self._column(end, node.end_col_offset),
+        )
+
+    def _column(self, line: int, offset: int) -> int:
+        text = self.file.lines[line - 1]
+        return offset if text.isascii() else len(text.encode()[:offset].decode())
+
+    def _add(self, decision: Decision) -> None:
+        reference, plan = decision.reference, decision.plan
+        statement = self.file.scopes.statement(reference.node)
+        if decision.verdict == Action.LEAVE:
+            self.marks.setdefault(statement.lineno, _mark(decision.reason))
+        if plan is None:
+            return
+        self.touched.add(statement.lineno)
+        if plan.arguments is None or reference.call is None:
+            module, _, name = plan.function.rpartition(".")
+            words = [
+                self.imports.names[module],
+                name,
+                *([reference.rest] if reference.rest else []),
+            ]
+            self.names[self.place(reference.node)] = ".".join(words)
+            return
+        place = self.place(reference.call)
+        self.calls[place] = plan
+        if plan.statements:
+            lines = tuple(map(self.imports.fill, plan.statements))
+            self.statements[self.place(statement)] = (place, lines)
+        for other, texts in plan.later:
+            self.later.setdefault(self.place(other), []).extend(map(self.imports.fill, texts))
+
+
+def _mark(reason: str) -> str:
+    text = f"{MARK}left as it is: {' '.join(reason.split())}"
+    return text if len(text) <= _LONGEST_MARK else f"{text[: _LONGEST_MARK - 3]}..."
+
+
+class _Rewriter(cst.CSTTransformer):
+    METADATA_DEPENDENCIES = (PositionProvider,)
+
+    def __init__(self, changes: _Changes, module: cst.Module) -> None:
+        super().__init__()
+        self.changes, self.module = changes, module
+        self.codes: dict[_Range, str] = {}
+        self.done: set[_Range] = set()
+
+    def _place(self, node: cst.CSTNode) -> _Range:
+        found = self.get_metadata(PositionProvider, node)
+        return (found.start.line, found.start.column, found.end.line, found.end.column)
+
+    # ---- expressions ----
+
+    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:  # noqa: N802
+        place = self._place(original_node)
+        plan = self.changes.calls.get(place)
+        if plan is None:
+            return updated_node
+        self.done.add(place)
+        module, _, name = plan.function.rpartition(".")
+        new = updated_node.with_changes(
+            func=cst.parse_expression(f"{self.changes.imports.names[module]}.{name}"),
+            args=self._arguments(updated_node, plan),
+        )
+        self.codes[place] = self.module.code_for_node(new)
+        return new
+
+    def _arguments(self, call: cst.Call, plan: Plan) -> list[cst.Arg]:
+        found = []
+        for argument in plan.arguments or ():
+            keyword = cst.Name(argument.keyword) if argument.keyword else None
+            old = None if argument.old is None else call.args[argument.old]
+            if argument.text is not None:
+                value = cst.parse_expression(self.changes.imports.fill(argument.text))
+                new = old.with_changes(value=value) if old else cst.Arg(value)
+            else:
+                assert old is not None
+                new = old
+            equal: cst.AssignEqual | cst.MaybeSentinel = new.equal
+            if new.keyword is None and keyword is not None:
+                equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+            elif keyword is None:
+                equal = cst.MaybeSentinel.DEFAULT
+            found.append(new.with_changes(keyword=keyword, equal=equal))
+        # An argument that stood last has no comma, and one that stands last now may have a space.
+        return [
+            argument.with_changes(comma=cst.MaybeSentinel.DEFAULT)
+            if self._is_plain(argument, last=number == len(found) - 1)
+            else argument
+            for number, argument in enumerate(found)
+        ]
+
+    def _is_plain(self, argument: cst.Arg, last: bool) -> bool:
+        """Tell whether an argument has no comma, or one that nothing but spaces follow."""
+        if isinstance(argument.comma, cst.MaybeSentinel):
+            return True
+        return last and isinstance(argument.comma.whitespace_after, cst.SimpleWhitespace)
+
+    def _renamed(self, original: cst.CSTNode, updated: cst.BaseExpression) -> cst.BaseExpression:
+        place = self._place(original)
+        text = self.changes.names.get(place)
+        if text is None:
+            return updated
+        self.done.add(place)
+        return cst.parse_expression(text)
+
+    def leave_Attribute(  # noqa: N802
+        self, original_node: cst.Attribute, updated_node: cst.Attribute
+    ) -> cst.BaseExpression:
+        return self._renamed(original_node, updated_node)
+
+    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> cst.BaseExpression:  # noqa: N802
+        return self._renamed(original_node, updated_node)
+
+    # ---- statements ----
+
+    def leave_SimpleStatementLine(  # noqa: N802
+        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
+    ) -> Any:
+        place = self._place(original_node.body[0])
+        lines = self._lines(place) if len(original_node.body) == 1 else None
+        leading = self._leading(updated_node.leading_lines, place[0])
+        if len(original_node.body) > 1:
+            return self._several(original_node, updated_node).with_changes(leading_lines=leading)
+        if lines is None:
+            new: list[Any] = [updated_node]
+        else:
+            new = [self._parse(line) for line in lines]
+        if place in self.changes.later:
+            self.done.add(place)
+            new += [self._parse(line) for line in self.changes.later[place]]
+        if not new:
+            return cst.RemoveFromParent()
+        new[0] = new[0].with_changes(leading_lines=leading)
+        if lines is not None and isinstance(new[-1], cst.SimpleStatementLine):
+            new[-1] = new[-1].with_changes(trailing_whitespace=updated_node.trailing_whitespace)
+        elif lines is not None and updated_node.trailing_whitespace.comment is not None:
+            comment = cst.EmptyLine(comment=updated_node.trailing_whitespace.comment)
+            new[0] = new[0].with_changes(leading_lines=[*leading, comment])
+        return cst.FlattenSentinel(new)
+
+    def _lines(self, place: _Range) -> tuple[str, ...] | None:
+        if place in self.changes.imported:
+            self.done.add(place)
+            return self.changes.imported[place]
+        if place in self.changes.statements:
+            self.done.add(place)
+            call, lines = self.changes.statements[place]
+            return tuple(line.replace("{call}", self.codes[call]) for line in lines)
+        return None
+
+    def _parse(self, text: str) -> Any:
+        return cst.parse_statement(text, config=self.module.config_for_parsing)
+
+    def leave_SimpleStatementSuite(  # noqa: N802
+        self, original_node: cst.SimpleStatementSuite, updated_node: cst.SimpleStatementSuite
+    ) -> cst.BaseSuite:
+        return cast(cst.BaseSuite, self._several(original_node, updated_node))
+
+    def _several(self, original: Any, updated: Any) -> Any:
+        """Change statements that share a line."""
+        small: list[Any] = []
+        for old, new in zip(original.body, updated.body, strict=True):
+            lines = self._lines(self._place(old))
+            if lines is None:
+                small.append(new)
+            else:
+                small += [inner for line in lines for inner in self._parse(line).body]
+        if len(small) == len(updated.body):
+            pairs = zip(small, updated.body, strict=True)
+            small = [new.with_changes(semicolon=old.semicolon) for new, old in pairs]
+        else:
+            small = [one.with_changes(semicolon=cst.MaybeSentinel.DEFAULT) for one in small]
+        return updated.with_changes(body=small or [cst.Pass()])
+
+    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
+        """Put marks above compound statements too."""
+        result = super().on_leave(original_node, updated_node)
+        if isinstance(result, cst.BaseCompoundStatement) and hasattr(result, "leading_lines"):
+            leading = self._leading(result.leading_lines, self._place(original_node)[0])
+            return cast(Any, result).with_changes(leading_lines=leading)
+        return result
+
+    def _leading(self, lines: Sequence[cst.EmptyLine], number: int) -> list[cst.EmptyLine]:
+        """Return the comments above a statement, with the mark that it has to have."""
+        mark = self.changes.marks.get(number)
+        if mark is None and number not in self.changes.touched:
+            return list(lines)
+        kept = [
+            line for line in lines if not (line.comment and line.comment.value.startswith(MARK))
+        ]
+        return [*kept, cst.EmptyLine(comment=cst.Comment(mark))] if mark else kept

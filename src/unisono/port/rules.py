@@ -1,0 +1,227 @@
+"""From the mapping table to rules: which call becomes which, and how its arguments correspond."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from unisono import mapping
+from unisono.errors import ArgumentError
+from unisono.mapping import Entry, Pair, UpstreamCall
+
+__all__ = ["Row", "Rule", "Target", "difference_text", "rule_for"]
+
+_FAMILIES = {
+    "comm_func": "mindspore.communication.comm_func",
+    "mint": "mindspore.mint.distributed",
+}
+#: Where the table has two counterparts: mint's new_group is called by every rank and returns what
+#: can be handed on, as torch's does; create_group is called by members only.
+_PREFERRED = {"torch.distributed.new_group": "new_group (mint)"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Where code goes: a dialect, and for MindSpore the module with the collectives."""
+
+    dialect: str  # "torch", "mindspore" or "unisono"
+    family: str = ""
+    version: str = ""
+
+    @classmethod
+    def parse(cls, text: str, version: str | None = None) -> Target:
+        """Read `torch`, `unisono`, `mindspore`, `mindspore:comm_func` or `mindspore:mint`."""
+        dialect, _, family = text.partition(":")
+        version = version or mapping.vocabulary()["checked"]["mindspore"]
+        if version not in mapping.vocabulary()["versions"]["mindspore"]:
+            known = ", ".join(mapping.vocabulary()["versions"]["mindspore"])
+            raise ArgumentError(
+                f"MindSpore {version!r} is not in the mapping table; it has {known}"
+            )
+        if text in ("torch", "unisono"):
+            return cls(dialect, version=version)
+        if dialect == "mindspore" and family in ("", *_FAMILIES):
+            return cls(dialect, family or "comm_func", version)
+        if text == "mindspore:ops":
+            raise ArgumentError(
+                "mindspore:ops is not yet possible: a primitive is built in one place and called "
+                "in another; use mindspore:comm_func or mindspore:mint"
+            )
+        raise ArgumentError(
+            f"no target {text!r}; there are torch, mindspore:comm_func, mindspore:mint and unisono"
+        )
+
+    @property
+    def text(self) -> str:
+        """Return what a user writes."""
+        return f"{self.dialect}:{self.family}" if self.family else self.dialect
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One parameter: its name on both sides, None where a side lacks it."""
+
+    role: str
+    source: str | None
+    target: str | None
+    changes: tuple[str, ...] = ()
+    difference: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One call and its counterpart."""
+
+    source: UpstreamCall
+    target: UpstreamCall
+    rows: tuple[Row, ...]
+    pair: Pair | None  # of torch and comm_func; None where both sides have torch's shape
+
+    @property
+    def same_shape(self) -> bool:
+        """Tell whether both sides write into their arguments, or neither moves a tensor."""
+        return self.source.style == self.target.style
+
+    def row(self, name: str) -> Row:
+        """Return the row of a parameter of the source."""
+        return next(row for row in self.rows if row.source == name)
+
+    def returns(self, mode: str) -> str:
+        """Return what MindSpore's call returns on a rank that gets the result."""
+        assert self.pair is not None
+        for result in self.pair.results:
+            if result.mode in (mode, "any") and result.rank in ("every", "root"):
+                return result.mindspore.returns
+        return "absent"
+
+    @property
+    def only_root(self) -> bool:
+        """Tell whether other ranks than the root get something that means nothing."""
+        assert self.pair is not None
+        return any(
+            result.rank == "others" and result.mindspore.value in ("zeros", "undefined")
+            for result in self.pair.results
+        )
+
+
+def difference_text(identifier: str | None) -> str:
+    """Return the text of a difference."""
+    return mapping.differences()[identifier].text.en if identifier else ""
+
+
+def _paths(entry: Entry) -> set[str]:
+    found = {call.path for call in entry.calls} | {name.path for name in entry.names}
+    return found | {item.path for item in entry.missing}
+
+
+@functools.cache
+def _entry_of(path: str) -> Entry | None:
+    return next(
+        (entry for entry in mapping.load().values() if path in _paths(entry)),
+        None,
+    )
+
+
+def rule_for(path: str, target: Target, given: frozenset[str]) -> Rule | str:
+    """Return the rule for a call of `path` with the arguments `given`, or why there is none."""
+    entry = _entry_of(path)
+    if entry is None:
+        return f"the mapping table does not have {path}"
+    for item in entry.missing:
+        if item.path == path:
+            return item.reason.en
+    for named in entry.names:
+        if named.path == path:
+            return difference_text(named.difference)
+    found = _find(path, target, given, entry)
+    if isinstance(found, Rule) and target.dialect == "mindspore":
+        since = found.target.since
+        versions = mapping.vocabulary()["versions"]["mindspore"]
+        if since and versions.index(since) > versions.index(target.version):
+            return f"{found.target.path} exists since MindSpore {since}, not in {target.version}"
+    return found
+
+
+def _find(path: str, target: Target, given: frozenset[str], entry: Entry) -> Rule | str:
+    calls = mapping.calls()
+    source = calls[path]
+    if source.style == "built":
+        return (
+            f"primitives such as {source.name} are not ported yet: they are built in one place and "
+            "called in another; `--to unisono` runs them as they are"
+        )
+    if target.dialect == "mindspore" and target.family == "mint":
+        return _by_name(source, _FAMILIES["mint"], entry)
+    if target.dialect == "torch" and not path.startswith("mindspore.communication."):
+        return _by_name(source, "torch.distributed", entry)
+    pairs = [
+        pair for pair in entry.pairs if getattr(pair, source.dialect) == path and _fits(pair, given)
+    ]
+    pairs.sort(key=lambda pair: _rank(pair, source))
+    if not pairs:
+        return f"the mapping table has no counterpart of {path}"
+    pair = pairs[0]
+    other = pair.mindspore if source.dialect == "torch" else pair.torch
+    if other is None:
+        for item in entry.differences:
+            if pair.name in item.pairs:
+                return item.text.en
+        return f"{target.dialect} has no counterpart of {source.name}"
+    to_torch = source.dialect == "mindspore"
+    rows = tuple(
+        Row(
+            row.role,
+            row.mindspore if to_torch else row.torch,
+            row.torch if to_torch else row.mindspore,
+            row.changes,
+            row.difference,
+        )
+        for row in pair.parameters
+    )
+    return Rule(source, calls[other], rows, pair)
+
+
+def _fits(pair: Pair, given: frozenset[str]) -> bool:
+    """Tell whether a pair is meant: destroy_process_group with a group is another call."""
+    if pair.name in ("release", "destroy_group") and pair.torch:
+        return ("group" in given) == (pair.name == "destroy_group")
+    return True
+
+
+def _rank(pair: Pair, source: UpstreamCall) -> int:
+    if _PREFERRED.get(source.path) == pair.name:
+        return 0
+    if source.dialect == "mindspore" and any(
+        "list_to_tensor" in r.changes for r in pair.parameters
+    ):
+        return 2  # the counterpart that takes one tensor is nearer than that with a list
+    return 1
+
+
+def _by_name(source: UpstreamCall, module: str, entry: Entry) -> Rule | str:
+    """Make a rule for two modules of torch's shape: the same names mean the same."""
+    found = mapping.calls().get(f"{module}.{source.name}")
+    if found is None:
+        nearest = [item.text.en for item in entry.differences if source.name in item.pairs]
+        return nearest[0] if nearest else f"{module} has no {source.name}"
+    roles = {
+        name: row
+        for pair in entry.pairs
+        for row in pair.parameters
+        for name in (row.torch, row.mindspore)
+        if name
+    }
+    names = {argument.name for argument in found.parameters}
+    rows = []
+    for argument in source.parameters:
+        known = roles.get(argument.name)
+        same = argument.name if argument.name in names else None
+        role = known.role if known else "setting"
+        difference = known.difference if known else None
+        rows.append(Row(role, argument.name, same, () if same else ("drop",), difference))
+    rows += [
+        Row(roles[name].role if name in roles else "setting", None, name)
+        for name in (argument.name for argument in found.parameters)
+        if name not in {argument.name for argument in source.parameters}
+    ]
+    return Rule(source, found, tuple(rows), None)

@@ -1,0 +1,191 @@
+"""MindSpore to torch.distributed: what comes back as a new tensor gets memory before the call."""
+
+from __future__ import annotations
+
+import ast
+
+from unisono.port.flow import is_pure, why_not_rebind
+from unisono.port.plan import Action, Plan
+from unisono.port.rules import difference_text
+from unisono.port.site import Refused, Site
+from unisono.port.to_mindspore import check_place
+
+__all__ = ["plan_to_torch"]
+
+_DIST = "«torch.distributed»"
+#: MindSpore's default of a root, which torch wants to be told.
+_DEFAULT_ROOT = "0"
+
+
+def plan_to_torch(site: Site) -> tuple[str, str, Plan]:
+    """Return the verdict, its reason, and the change for one call; or raise Refused."""
+    rule = site.rule
+    if rule.source.name in ("init", "init_process_group"):
+        return _start(site)
+    if rule.source.name == "get_backend":
+        raise Refused("the names of backends differ, and so would tests of them", "groups.backends")
+    switched = "mindspore.ops.communication.set_comm_ops_inplace" in site.program.paths
+    if switched and rule.source.path.startswith("mindspore.ops.communication."):
+        raise Refused(difference_text("groups.switch"), "groups.switch")
+    if rule.source.name == "create_group":
+        raise Refused(difference_text("groups.members-only"), "groups.members-only")
+    if rule.source.name == "P2POp" and rule.pair is not None:
+        raise Refused(difference_text("send_recv.batch"), "send_recv.batch")
+    roots = {
+        row.target: _DEFAULT_ROOT
+        for row in rule.rows
+        if row.role in ("root", "peer")
+        and row.target
+        and row.source
+        and row.source not in site.given
+    }
+    if rule.same_shape:
+        plan = Plan(rule.target.path, site.arguments(**roots))
+        return Action.REWRITE, "; ".join(["the same call with other names", *site.notes]), plan
+    return _InPlace(site, roots).plan()
+
+
+def _start(site: Site) -> tuple[str, str, Plan]:
+    """Start torch with its own choice of a backend: MindSpore's names mean nothing to it."""
+    site.differences += ["groups.backends", "groups.start"]
+    kept = [name for name in site.given if name not in ("backend", "backend_name")]
+    if kept:
+        raise Refused(f"it passes {', '.join(kept)}; check how the program is started")
+    return Action.REWRITE, "torch chooses the backend", Plan(site.rule.target.path, ())
+
+
+class _InPlace:
+    """A call that returns in comm_func and writes in torch."""
+
+    def __init__(self, site: Site, roots: dict[str, str]) -> None:
+        self.site, self.rule, self.file = site, site.rule, site.file
+        self.replaced, self.first, self.input = {**roots}, list[str](), ""
+        site.differences += ["groups.new-tensor"]
+
+    def plan(self) -> tuple[str, str, Plan]:
+        """Return the verdict, its reason and the change."""
+        name = self.rule.source.name
+        if name in ("gather_into_tensor", "scatter_tensor", "batch_isend_irecv"):
+            raise Refused(
+                f"torch's {self.rule.target.name} works with lists that only one rank has; "
+                "write the two sides by hand"
+            )
+        result, handle, statement = self._names()
+        source = self._source()
+        reads = {node.id for node in ast.walk(self.site.call) if isinstance(node, ast.Name)}
+        in_place = next((row for row in self.rule.rows if row.role in ("in_out", "template")), None)
+        if in_place is not None:
+            if result in reads - {ast.unparse(source)}:
+                raise Refused(f"{result!r} is another argument of the call too")
+            lines, reason = self._same_tensor(result, handle, source)
+        else:
+            # The old value is still needed while the new one arrives.
+            memory = self.file.fresh_name("result") if result in reads else result
+            lines = [*self._named(source), _call(handle)]
+            lines.insert(-1, f"{memory} = {self._memory(source)}")
+            if memory != result:
+                if self.site.mode != "sync":
+                    raise Refused(f"{result!r} is read and written by a call that returns at once")
+                lines.append(f"{result} = {memory}")
+            reason = "the result gets memory before the call"
+            output = next(row for row in self.rule.rows if row.role == "output")
+            assert output.target is not None
+            many = self.rule.returns("sync").startswith("tensors")
+            text = f"list({memory})" if many else memory
+            if output.source is None:
+                self.first.append(text)
+            else:
+                self.replaced[output.target] = text
+        if self.rule.only_root:
+            root = self.site.value("root")
+            if root is not None and not is_pure(root):
+                raise Refused(
+                    "the rank that gets the result is an expression; give it a name first"
+                )
+            text = self.site.text(root) if root is not None else _DEFAULT_ROOT
+            lines.append(f"if {_DIST}.get_rank() != {text}:\n    {result}.zero_()")
+        check_place(tuple(lines), statement, self.file.scopes.parents)
+        arguments = self.site.arguments(*self.first, **self.replaced)
+        return Action.REWRITE, reason, Plan(self.rule.target.path, arguments, tuple(lines))
+
+    def _names(self) -> tuple[str, str | None, ast.stmt]:
+        """Return the names that get the result and the handle, and the statement."""
+        parents = self.file.scopes.parents
+        value: ast.AST = self.site.call
+        outer = parents[value]
+        pair = self.rule.returns(self._mode).endswith(("_none", "_handle"))
+        first = False
+        if pair and isinstance(outer, ast.Subscript) and ast.unparse(outer.slice) == "0":
+            value, outer, first = outer, parents[outer], True
+        if isinstance(outer, ast.Expr):
+            raise Refused("nobody takes the result", "groups.new-tensor")
+        if not isinstance(outer, ast.Assign) or len(outer.targets) != 1:
+            raise Refused(
+                "the result is used inside an expression; give the call a line of its own"
+            )
+        target = outer.targets[0]
+        if pair and not first:
+            if isinstance(target, ast.Tuple) and len(target.elts) == 2:
+                result, handle = target.elts
+                if isinstance(result, ast.Name) and isinstance(handle, ast.Name):
+                    return result.id, None if handle.id == "_" else handle.id, outer
+        elif isinstance(target, ast.Name):
+            return target.id, None, outer
+        raise Refused("the result is not bound to plain names")
+
+    @property
+    def _mode(self) -> str:
+        return "async" if self.site.mode == "async" else "sync"
+
+    def _source(self) -> ast.expr:
+        value = self.site.value("in_out", "input", "template")
+        if value is None:
+            raise Refused("it passes no tensor")
+        return value
+
+    def _same_tensor(
+        self, result: str, handle: str | None, source: ast.expr
+    ) -> tuple[list[str], str]:
+        """Return the lines for a result that has the shape of the input."""
+        row = next(row for row in self.rule.rows if row.role in ("in_out", "template"))
+        assert row.target is not None
+        same = isinstance(source, ast.Name) and source.id == result
+        if same and why_not_rebind(source, self.site.call, self.file) is None:
+            return [_call(handle)], "nobody else has the tensor, so it can be overwritten"
+        text = self.site.text(source)
+        text = text if is_pure(source) or isinstance(source, ast.Call) else f"({text})"
+        self.replaced[row.target] = result
+        return [f"{result} = {text}.clone()", _call(handle)], "the input stays as it was"
+
+    def _named(self, source: ast.expr) -> list[str]:
+        """Give the input a name if it is an expression: its shape is needed too."""
+        if is_pure(source):
+            return []
+        row = next(row for row in self.rule.rows if row.role == "input")
+        assert row.target is not None
+        self.input = self.file.fresh_name("tensor")
+        self.replaced[row.target] = self.input
+        return [f"{self.input} = {self.site.text(source)}"]
+
+    def _memory(self, source: ast.expr) -> str:
+        """Return the expression that makes memory for a result of another shape."""
+        text, group = self.input or self.site.text(source), self.site.group_text
+        size = f"{_DIST}.get_world_size({group})"
+        shapes = next(
+            (row.source for row in self.rule.rows if "tensors_to_shapes" in row.changes), None
+        )
+        if shapes is not None:
+            shape = self.site.text(self.site.given[shapes][1])
+            if not self.rule.returns("sync").startswith("tensors"):
+                return f"{text}.new_empty({shape})"
+            part = self.file.loop_names[0]
+            return f"tuple({text}[0].new_empty({part}) for {part} in {shape})"
+        if self.rule.source.name == "all_gather_into_tensor":
+            return f"{text}.new_empty(({size} * {text}.shape[0], *{text}.shape[1:]))"
+        if self.rule.source.name == "reduce_scatter_tensor":
+            return f"{text}.new_empty(({text}.shape[0] // {size}, *{text}.shape[1:]))"
+        raise Refused(f"the shape of what {self.rule.source.name} returns is not known")
+
+
+def _call(handle: str | None) -> str:
+    return f"{handle} = {{call}}" if handle else "{call}"

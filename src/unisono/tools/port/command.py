@@ -1,0 +1,147 @@
+"""`unisono port`: rewrite a program for the other dialect, or for unisono."""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import difflib
+import importlib.util
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from unisono.core.registry import install_command
+from unisono.errors import Unsupported
+from unisono.port.plan import Action
+from unisono.port.port import PortedFile, port_file
+from unisono.port.program import SourceFile, SourceTree, read_program
+from unisono.port.rules import Target
+from unisono.tools.formatting import plain, plural
+from unisono.tools.port.page import page
+from unisono.tools.progress import ProgressBar
+from unisono.tools.writing import write_file
+
+__all__ = ["configure", "main"]
+
+_COLOURS = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
+_END = "\x1b[0m"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `unisono port`."""
+    parser.add_argument("paths", metavar="PATH", nargs="+", type=Path, help="files and folders")
+    parser.add_argument(
+        "--to",
+        metavar="TARGET",
+        required=True,
+        help="mindspore:comm_func (or mindspore), mindspore:mint, torch or unisono",
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="change the files (default: print a diff)"
+    )
+    parser.add_argument(
+        "--report", metavar="FILE", type=Path, help="write an HTML page with each decision"
+    )
+    parser.add_argument(
+        "--root",
+        metavar="MODULE",
+        action="append",
+        default=[],
+        help="a module that has torch.distributed's names, such as deepspeed.comm; may be repeated",
+    )
+    parser.add_argument(
+        "--mindspore-version",
+        metavar="V",
+        help="the MindSpore that the program is for (default: the newest one in the mapping table)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the decisions as one JSON object, not a diff"
+    )
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Print or write what the files become; return 1 if something stays for a person."""
+    target = Target.parse(arguments.to, arguments.mindspore_version)
+    if importlib.util.find_spec("libcst") is None:
+        raise Unsupported(f"unisono port needs LibCST: {install_command('libcst')}")
+    program = read_program(arguments.paths, arguments.root, ProgressBar("reading"))
+    ported = list(_port(program, target))
+    counts = Counter(decision.verdict for file in ported for decision in file.decisions)
+    changed = [file for file in ported if file.before != file.after]
+    if arguments.json:
+        print(json.dumps(_as_data(program, ported), indent=2))
+    elif not arguments.write:
+        for file in changed:
+            _print_diff(file)
+    if arguments.write:
+        for file in changed:
+            _write(file, program)
+    if arguments.report is not None:
+        write_file(arguments.report, page(target, ported))
+    for item in program.unreadable:
+        print(f"unisono: {item.path}:{item.line}: skipped: {item.reason}", file=sys.stderr)
+    files = f"{plural(len(changed), 'file')} {'changed' if arguments.write else 'to change'}"
+    print(
+        f"unisono: {files}; {plural(counts[Action.REWRITE], 'use')} rewritten, "
+        f"{counts[Action.COPY_BACK]} with a copy back, {counts[Action.LEAVE]} left as they are",
+        file=sys.stderr,
+    )
+    return 1 if counts[Action.LEAVE] or program.unreadable else 0
+
+
+def _port(program: SourceTree, target: Target) -> Iterator[PortedFile]:
+    progress = ProgressBar("porting")
+    files: list[SourceFile] = [file for file in program.files if file.references]
+    for done, file in enumerate(files):
+        progress(done, len(files))
+        yield port_file(program, file, target)
+    progress(len(files), len(files))
+
+
+def _print_diff(file: PortedFile) -> None:
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    lines = difflib.unified_diff(
+        file.before.splitlines(),
+        file.after.splitlines(),
+        f"a/{file.path}",
+        f"b/{file.path}",
+        lineterm="",
+    )
+    for line in lines:
+        text = plain(line.replace("\t", "    ")) if coloured else line
+        print(f"{_COLOURS[line[0]]}{text}{_END}" if coloured and line[:1] in _COLOURS else text)
+
+
+def _write(file: PortedFile, program: SourceTree) -> None:
+    marked = any(each.path == file.path and each.has_mark for each in program.files)
+    write_file(file.path, (codecs.BOM_UTF8 if marked else b"") + file.after.encode())
+
+
+def _as_data(program: SourceTree, ported: list[PortedFile]) -> dict[str, Any]:
+    return {
+        "files": [
+            {
+                "file": str(file.path),
+                "changed": file.before != file.after,
+                "uses": [
+                    {
+                        "line": decision.reference.node.lineno,
+                        "name": decision.reference.path,
+                        "target": decision.target,
+                        "verdict": decision.verdict,
+                        "reason": decision.reason,
+                    }
+                    for decision in file.decisions
+                ],
+            }
+            for file in ported
+        ],
+        "unreadable": [
+            {"file": str(item.path), "line": item.line, "reason": item.reason}
+            for item in program.unreadable
+        ],
+    }

@@ -1,0 +1,21 @@
+"""Groups are objects in torch and names in MindSpore."""
+import torch
+import torch.distributed as dist
+from torch.distributed import all_reduce, new_group
+
+
+def main():
+    rank = dist.get_rank()
+    pair = new_group([0, 1])
+    value = torch.ones(1) * (rank + 1)
+    if rank < 2:
+        all_reduce(value, group=pair)
+        dist.broadcast(value, 1, pair)
+        assert dist.get_world_size(pair) == 2
+        assert dist.get_group_rank(pair, 1) == 1
+    everyone = torch.ones(1)
+    all_reduce(everyone, group=dist.group.WORLD)
+    all_reduce(everyone, group=None)
+    objects = [None] * dist.get_world_size()
+    dist.all_gather_object(objects, {"rank": rank})
+    return value.tolist() + everyone.tolist() + [one["rank"] for one in objects]

@@ -1,0 +1,22 @@
+"""What stays as it is, with the reason above it."""
+import torch
+import torch.distributed as dist
+
+
+def main():
+    rank = dist.get_rank()
+    bits = torch.tensor([1 << rank])
+    dist.all_reduce(bits, op=dist.ReduceOp.BOR)
+    tensors = [torch.ones(1) * rank, torch.ones(2)]
+    handles = []
+    for one in tensors:
+        handles.append(dist.all_reduce(one, async_op=True))
+    for handle in handles:
+        handle.wait()
+    options = {"op": dist.ReduceOp.SUM}
+    dist.all_reduce(tensors[0], **options)
+    part = torch.zeros(1)
+    dist.scatter(part, [torch.ones(1) * n for n in range(dist.get_world_size())] if rank == 0 else None, src=0)
+    reduce = dist.all_reduce
+    reduce(part)
+    return bits.tolist() + torch.cat(tensors).tolist() + part.tolist()

@@ -1,0 +1,81 @@
+"""A name is bound anew only where nobody else can have the tensor."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from unisono.port.flow import why_not_rebind
+from unisono.port.program import SourceTree
+
+
+def reason(source: str) -> str | None:
+    """Why the tensor of the last all_reduce must keep its identity."""
+    tree = SourceTree()
+    text = "import torch\nimport torch.distributed as dist\n" + textwrap.dedent(source)
+    file = tree.add(Path("program.py"), text)
+    tree.resolve()
+    call = [one.call for one in file.references if one.path.endswith(".all_reduce")][-1]
+    assert isinstance(call, ast.Call)
+    return why_not_rebind(call.args[0], call, file)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "t = torch.zeros(3)",
+        "t = x.clone()",
+        "t = a * b + 1",
+        "t = torch.tensor(1.0).cuda()",
+        "t = torch.ones(2)\nt += 1\nt[0] = 5\nt.add_(1)\nprint(t, t.shape, float(t.sum()))",
+        "t = torch.ones(2)\ny = t * 2\nz = torch.stack([y])\nu = torch.zeros_like(t)",
+        "t = torch.ones(2)\ndist.broadcast(t, 0)",
+    ],
+)
+def test_new_tensors(body: str) -> None:
+    lines = [*body.splitlines(), "dist.all_reduce(t)", "other.keep(t)", "return t"]
+    assert reason("def f(x, a, b, other):\n" + textwrap.indent("\n".join(lines), "    ")) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("dist.all_reduce(x)", "argument of the function"),
+        ("dist.all_reduce(self.grad)", "attribute"),
+        ("dist.all_reduce(x[0])", "element of something"),
+        ("dist.all_reduce(x.view(-1))", "value of an expression"),
+        ("for t in x: dist.all_reduce(t)", "variable of a loop"),
+        ("t = x\ndist.all_reduce(t)", "known under another name"),
+        ("t = x.detach()\ndist.all_reduce(t)", "known under another name"),
+        ("t = x.to('cuda')\ndist.all_reduce(t)", "known under another name"),
+        ("t = model(x)\ndist.all_reduce(t)", "known under another name"),
+        ("t = meter.mean()\ndist.all_reduce(t)", "known under another name"),
+        ("t = torch.ones(2) if a else x\ndist.all_reduce(t)", "known under another name"),
+        ("t, u = torch.ones(2), 1\ndist.all_reduce(t)", "not followed"),
+        ("t = torch.ones(2)\nself.t = t\ndist.all_reduce(t)", "may keep"),
+        ("t = torch.ones(2)\nv = t.view(-1)\ndist.all_reduce(t)", "may keep"),
+        ("t = torch.ones(2)\nv = t[0]\ndist.all_reduce(t)", "may keep"),
+        ("t = torch.ones(2)\nkept = [t]\ndist.all_reduce(t)", "may keep"),
+        ("t = torch.ones(2)\nkept.append(t)\ndist.all_reduce(t)", "may keep"),
+        ("t = torch.ones(2)\nv = a or t\ndist.all_reduce(t)", "may keep"),
+        ("t = torch.ones(2)\nyield t\ndist.all_reduce(t)", "may keep"),
+        ("t = torch.ones(2)\nwhile a:\n  dist.all_reduce(t)\n  v = t", "may keep"),
+        ("t = torch.ones(2)\ndef g(): return t\ndist.all_reduce(t)", "function inside"),
+        ("t = torch.ones(2)\ndef g(): dist.all_reduce(t)", "outer scope"),
+        ("global t\nt = torch.ones(2)\ndist.all_reduce(t)", "outer scope"),
+        ("torch = other\nt = torch.zeros(1)\ndist.all_reduce(t)", "known under another name"),
+    ],
+)
+def test_tensors_that_others_may_have(body: str, text: str) -> None:
+    found = reason(
+        "def f(self, x, a, model, meter, kept, other):\n" + textwrap.indent(body, "    ")
+    )
+    assert found is not None and text in found
+
+
+def test_a_module_is_a_scope_too() -> None:
+    assert reason("t = torch.zeros(1)\ndist.all_reduce(t)\n") is None
+    assert reason("class A:\n    t = torch.zeros(1)\n    dist.all_reduce(t)\n") is not None

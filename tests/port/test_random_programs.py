@@ -1,0 +1,128 @@
+"""Random programs that give tensors several names compute the same after they were ported."""
+
+from __future__ import annotations
+
+import random
+import textwrap
+import types
+from typing import Any
+
+import pytest
+
+import unisono
+from tests.helpers.thorough import essential
+
+pytest.importorskip("torch")
+pytest.importorskip("libcst")
+
+from unisono.port.port import port_source
+
+HEAD = """\
+import torch
+import torch.distributed as dist
+
+class Box:
+    pass
+
+def add_up(given):
+    dist.all_reduce(given)
+    return given
+
+def add_up_new(given):
+    new = given.clone()
+    dist.all_reduce(new)
+    return new
+
+def main():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    box, kept, table = Box(), [], {}
+    a = torch.ones(2) * rank
+    b = torch.ones(2)
+    c = torch.zeros(2) + rank
+    box.t = torch.ones(2)
+"""
+TAIL = """\
+everything = [a, b, c, box.t, *kept, *table.values()]
+return [value.flatten().tolist() for value in everything]
+"""
+#: X and Y stand for names of tensors.
+STATEMENTS = [
+    "X = torch.ones(2) * (rank + 1)",
+    "X = torch.full((2,), float(rank))",
+    "X = Y",
+    "X = Y.clone()",
+    "X = Y * 0.5 + 1",
+    "X = Y.view(-1)",
+    "X = Y[:2]",
+    "X = Y.detach()",
+    "X = torch.zeros(2) if rank < 9 else Y",
+    "X += 1",
+    "X.add_(Y)",
+    "X[0] = 3",
+    "box.t = X",
+    "X = box.t",
+    "kept.append(X)",
+    "kept += [X, Y]",
+    "table['k'] = X",
+    "X = add_up(Y)",
+    "X = add_up_new(Y)",
+    "add_up(X)",
+    "X, Y = Y, X",
+    "read = lambda: X",
+    "dist.all_reduce(X)",
+    "dist.all_reduce(X)",
+    "dist.all_reduce(X, op=dist.ReduceOp.MAX)",
+    "dist.all_reduce(X, dist.ReduceOp.AVG)",
+    "dist.all_reduce(X.view(-1))",
+    "dist.all_reduce(box.t)",
+    "dist.broadcast(X, 1)",
+    "dist.reduce(X, dst=0)",
+    "work = dist.all_reduce(X, async_op=True)\nwork.wait()",
+    "dist.all_reduce(X, async_op=True).wait()",
+    "parts = [torch.zeros(2) for _ in range(size)]\ndist.all_gather(parts, X)\nkept += parts",
+    "parts = [X, Y] + [torch.zeros(2) for _ in range(size - 2)]\ndist.all_gather(parts, X * 1)",
+    "dist.reduce_scatter(X, [Y + n for n in range(size)])",
+    "for t in [X, Y]:\n    dist.all_reduce(t)",
+    "for n in range(2):\n    dist.all_reduce(X)\n    kept.append(X)",
+    "for n in range(2):\n    Y = X\n    dist.all_reduce(X)\n    X = torch.ones(2) * rank",
+    "if size > 1: dist.all_reduce(X)",
+]
+
+
+def program(seed: int) -> str:
+    choice = random.Random(seed)
+    body = ""
+    for _ in range(choice.randint(4, 12)):
+        first, second = choice.sample("abc", 2)
+        line = choice.choice(STATEMENTS)
+        body += "".join({"X": first, "Y": second}.get(word, word) for word in _words(line)) + "\n"
+    return HEAD + textwrap.indent(body + TAIL, "    ")
+
+
+def _words(text: str) -> list[str]:
+    """Divide a text so that a lone X or Y is a word."""
+    padded = f" {text} "
+    found: list[str] = []
+    for before, letter, after in zip(padded, padded[1:], padded[2:], strict=False):
+        alone = letter in "XY" and not (before.isalnum() or after.isalnum())
+        found.append(letter if alone else letter.replace("X", "X ").replace("Y", "Y "))
+    return found
+
+
+def run(source: str, ranks: int) -> list[Any]:
+    module = types.ModuleType("program")
+    exec(compile(port_source(source, "unisono"), "program.py", "exec"), module.__dict__)
+    return unisono.spawn(module.main, ranks, timeout=60)
+
+
+@pytest.mark.parametrize("first", essential(1, range(0, 240, 8)))
+def test_random_programs(first: int) -> None:
+    for seed in range(first, first + 8):
+        source = program(seed)
+        expected = run(source, 2)
+        for target in ("mindspore:comm_func", "mindspore:mint"):
+            there = port_source(source, target)
+            assert "torch.distributed" not in there, there  # nothing was left
+            assert run(there, 2) == expected, f"{seed}\n{source}\n{there}"
+            back = port_source(there, "torch")
+            assert run(back, 2) == expected, f"{seed}\n{source}\n{there}\n{back}"

@@ -1,0 +1,76 @@
+"""What is not changed stays as it was written, and what is odd is not changed."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("libcst")
+
+from unisono.port.port import port_source
+
+HEAD = "import torch.distributed as dist\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "",
+        "# only a comment",
+        "x = 1;  y=2 # odd   spaces\n\n\n",
+        "from horovod import torch as dist\ndist.all_reduce( x )\n",
+        "import torch.distributed as dist  # unused\n",
+        "import unisono.mindspore.communication as comm\ncomm.init( )\n",
+        "dist = object()\ndist.barrier()\n",
+    ],
+)
+@pytest.mark.parametrize("target", ["mindspore", "mindspore:mint"])
+def test_other_programs_stay(source: str, target: str) -> None:
+    assert port_source(source, target) == source
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("dist.barrier ( )  # wait", "comm_func.barrier ( )  # wait"),
+        ("if a: dist.barrier(); b = 1", "if a: comm_func.barrier(); b = 1"),
+        ("(dist.all_reduce(x))", "x[...] = (comm_func.all_reduce(x))[0]"),
+        ("ß = dist.get_rank()", "ß = comm.get_rank()"),
+        ("'ünï'; dist.barrier()", "'ünï'; comm_func.barrier()"),
+        ("f'{dist.get_rank()!r:>3}'", "f'{comm.get_rank()!r:>3}'"),
+        ("x = [dist.get_rank() for _ in range(dist.get_world_size())]",
+         "x = [comm.get_rank() for _ in range(comm.get_group_size())]"),
+        ("f = lambda: dist.get_rank()", "f = lambda: comm.get_rank()"),
+        ("dist.broadcast(x, src=dist.get_rank())",
+         "x[...] = comm_func.broadcast(x, src=comm.get_rank())"),
+        ("dist.all_reduce(tensor = x, async_op=False)",
+         "x[...] = comm_func.all_reduce(tensor = x, async_op=False)[0]"),
+        ("_('text'); dist.get_rank()", "_('text'); comm.get_rank()"),
+    ],
+)  # fmt: skip
+def test_lines(line: str, expected: str) -> None:
+    ported = port_source(HEAD + line + "\n", "mindspore")
+    assert ported.splitlines()[-1] == expected
+    assert "torch" not in ported
+
+
+def test_an_underscore_that_means_something_is_kept() -> None:
+    source = "import torch\n" + HEAD + "x = torch.ones(1)\ndist.all_reduce(x)\nprint(_('sum'), x)\n"
+    assert "x = comm_func.all_reduce(x)[0]\n" in port_source(source, "mindspore")
+
+
+def test_a_mark_goes_with_its_reason() -> None:
+    source = HEAD + "dist.monitored_barrier()\n"
+    marked = port_source(source, "mindspore")
+    assert marked.count("# unisono port: left as it is") == 1
+    changed = marked.replace("monitored_", "")
+    assert port_source(changed, "mindspore") == (
+        "from mindspore.communication import comm_func\ncomm_func.barrier()\n"
+    )
+
+
+def test_texts_over_several_lines() -> None:
+    """Before Python 3.12 the places of names in them are wrong; nothing may break."""
+    source = HEAD + 'print(f"""\n  {dist.get_rank()}\n""")\ndist.barrier()\n'
+    ported = port_source(source, "mindspore")
+    assert "comm_func.barrier()" in ported
+    assert "{comm.get_rank()}" in ported or "{dist.get_rank()}" in ported

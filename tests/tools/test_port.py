@@ -1,0 +1,136 @@
+"""`unisono port`: the diff, `--write`, the report, and what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("libcst")
+
+from unisono.cli import main
+
+BEFORE = (
+    "import torch\nimport torch.distributed as dist\n\n"
+    "x = torch.ones(2)\ndist.all_reduce(x)  # sum\n"
+)
+AFTER = (
+    "import torch\nfrom mindspore.communication import comm_func\n\n"
+    "x = torch.ones(2)\nx, _ = comm_func.all_reduce(x)  # sum\n"
+)
+LEFT = "import torch.distributed as dist\ndist.monitored_barrier()\n"
+
+
+def test_a_diff_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(BEFORE)
+    assert main(["port", "--to", "mindspore", str(path)]) == 0
+    out, error = capsys.readouterr()
+    assert "-dist.all_reduce(x)  # sum\n+x, _ = comm_func.all_reduce(x)  # sum\n" in out
+    assert error.startswith(
+        "unisono: 1 file to change; 1 use rewritten, 0 with a copy back, 0 left"
+    )
+    assert path.read_text() == BEFORE
+
+
+def test_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(b"\xef\xbb\xbf" + BEFORE.replace("\n", "\r\n").encode())
+    path.chmod(0o755)
+    assert main(["port", "--to", "mindspore", "--write", str(path)]) == 0
+    assert path.read_bytes() == b"\xef\xbb\xbf" + AFTER.replace("\n", "\r\n").encode()
+    assert path.stat().st_mode & 0o777 == 0o755
+    assert main(["port", "--to", "mindspore", "--write", str(path)]) == 0
+    assert "0 files changed" in capsys.readouterr().err
+
+
+def test_what_stays_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "left.py").write_text(LEFT)
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    assert main(["port", "--to", "mindspore", "--json", str(tmp_path)]) == 1
+    out, error = capsys.readouterr()
+    found = json.loads(out)
+    assert found["files"][0]["uses"][0]["verdict"] == "leave"
+    assert found["unreadable"][0]["line"] == 1
+    assert "broken.py:1: skipped: invalid syntax" in error and "1 left" in error
+
+
+def test_report(tmp_path: Path) -> None:
+    (tmp_path / "<b>.py").write_text(BEFORE + "dist.all_reduce(x, '<b>', async_op=True)\n")
+    page = tmp_path / "report.html"
+    assert main(["port", "--to", "mindspore", "--report", str(page), str(tmp_path)]) == 1
+    text = page.read_text()
+    assert "<b>rewrite</b>: the name is bound to the new tensor" in text
+    assert "<b>leave</b>: the operator is a variable" in text
+    assert "x, _ = comm_func.all_reduce(x)" in text and "<b>.py" not in text
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [("mindspore:ops", "not yet possible"), ("jax", "no target 'jax'; there are torch,")],
+)
+def test_wrong_targets(target: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["port", "--to", target, "."]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_files_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").write_text(BEFORE)
+    page = tmp_path / "nowhere/report.html"
+    assert main(["port", "--to", "mindspore", "--report", str(page), str(tmp_path)]) == 2
+    assert f"unisono: cannot write {page}: No such file or directory" in capsys.readouterr().err
+
+
+def test_without_libcst(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["port", "--to", "torch", str(tmp_path)]) == 2
+    assert "needs LibCST: pip install " in capsys.readouterr().err
+
+
+def test_names_that_others_import_stay(tmp_path: Path) -> None:
+    (tmp_path / "backend.py").write_text(
+        "import torch.distributed as dist\n\ndef rank():\n    return dist.get_rank()\n"
+    )
+    (tmp_path / "train.py").write_text("from backend import dist\nprint(dist.get_world_size())\n")
+    assert main(["port", "--to", "mindspore", "--write", str(tmp_path)]) == 0
+    assert "import torch.distributed as dist\n" in (tmp_path / "backend.py").read_text()
+    assert "return comm.get_rank()" in (tmp_path / "backend.py").read_text()
+    assert (tmp_path / "train.py").read_text() == (
+        "import mindspore.communication as comm\nprint(comm.get_group_size())\n"
+    )
+
+
+def test_a_terminal_gets_colour(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BEFORE)
+    ours, theirs = pty.openpty()
+    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+    subprocess.run(
+        [sys.executable, "-m", "unisono", "port", "--to", "mindspore", str(tmp_path)],
+        stdout=theirs,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        timeout=60,
+        check=True,
+    )
+    os.close(theirs)
+    assert "\x1b[32m+x, _ = comm_func.all_reduce(x)  # sum\x1b[0m" in os.read(ours, 65536).decode()
+    os.close(ours)
+
+
+def test_the_example_of_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parents[2] / "docs/port.md").read_text()
+    shown = text.partition("$ cat train.py\n")[2].partition("\n```")[0]
+    source, _, expected = shown.partition("$ unisono port --to mindspore train.py\n")
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(source)
+    assert main(["port", "--to", "mindspore", "train.py"]) == 0
+    assert "".join(capsys.readouterr()) == f"{expected}\n"
