@@ -225,6 +225,7 @@ BAD_PRIMITIVES: dict[str, tuple[type[Exception], Any]] = {
     "no such dimension": (ValueError, lambda: ops.AlltoAll(2, 2, 0)(X)),
     "tensor is not flat": (ValueError, lambda: ops.AlltoAllV()(X, [3, 3], [3, 3])),
     "counts do not add up": (ValueError, lambda: ops.AlltoAllV()(X[0], [1, 1], [1, 1])),
+    "matrix is no list": (unisono.ArgumentTypeError, lambda: ops.AlltoAllVC()(X[0], object())),
     "nothing to send": (RuntimeError, lambda: ops.BatchISendIRecv(["isend"], [0])()),
 }
 

@@ -261,10 +261,11 @@ class MatrixExchange(FlatExchange):
         members = resolve_group(group)
         size, rank = int(members.size), max(int(members.rank), 0)
         rows = getattr(send_count_matrix, "tolist", lambda: send_count_matrix)()
-        flat = [
-            count for row in rows for count in (row if isinstance(row, list | tuple) else [row])
-        ]
-        matrix = _counts(flat, "send_count_matrix", 1)
+        if isinstance(rows, list | tuple):  # _counts says what is wrong with anything else
+            rows = [
+                count for row in rows for count in (row if isinstance(row, list | tuple) else [row])
+            ]
+        matrix = _counts(rows, "send_count_matrix", 1)
         if len(matrix) != size * size:
             raise ArgumentError(
                 f"send_count_matrix has {len(matrix)} entries where {size} ranks need {size * size}"
