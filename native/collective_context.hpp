@@ -182,12 +182,14 @@ struct Context {
     std::array<const void*, max_ranks> from;
 };
 
-/// Slice `rank` of a chunk: where it begins and how long it is. Slices end on cache lines.
+/// Slice `index` of `bytes` that are divided into `slices`: where it begins and how long it is.
+/// Slices begin on cache lines, and none is longer than the first; the last ones may be empty.
 struct Slice {
-    Slice(std::size_t bytes, int ranks, int rank) {
-        const std::size_t each = bytes / static_cast<std::size_t>(ranks) / line * line;
-        begin = each * static_cast<std::size_t>(rank);
-        length = rank == ranks - 1 ? bytes - begin : each;
+    Slice(std::size_t bytes, int slices, int index) {
+        const auto n = static_cast<std::size_t>(slices);
+        const std::size_t each = round_up((bytes + n - 1) / n, line);
+        begin = std::min(bytes, each * static_cast<std::size_t>(index));
+        length = std::min(bytes, begin + each) - begin;
     }
     std::size_t begin, length;
 };

@@ -43,17 +43,6 @@ std::size_t slice_bytes(const Context& c, std::size_t total, int ranks) {
                     c.group.slot_bytes());
 }
 
-/// Slice `index` of a block of `bytes` that is divided into slices of equal length, on cache lines.
-struct EqualSlice {
-    EqualSlice(std::size_t bytes, int slices, int index) {
-        const auto n = static_cast<std::size_t>(slices);
-        const std::size_t each = round_up((bytes + n - 1) / n, line);
-        begin = std::min(bytes, each * static_cast<std::size_t>(index));
-        length = std::min(bytes, begin + each) - begin;
-    }
-    std::size_t begin, length;
-};
-
 /// Bytes of a buffer that has a part for each rank.
 std::size_t total_bytes(const Context& c, const std::vector<std::uint64_t>& counts) {
     return part_offset(c, counts, c.n);
@@ -263,7 +252,7 @@ void all_reduce_by_slots(Context& c, const Offers& sources) {
     c.group.commit_slot(slice);
     for (std::size_t done = 0; done < total; done += block) {
         const std::size_t length = std::min(block, total - done);
-        const EqualSlice own(length, c.n, c.me);
+        const Slice own(length, c.n, c.me);
         const std::size_t at = done + own.begin;
         c.group.begin_step();
         reduce_from_peers(
@@ -275,7 +264,7 @@ void all_reduce_by_slots(Context& c, const Offers& sources) {
             c.group.closing_barrier();  // what is left to read is in slots
         for (int i = 1; i < c.n; ++i) {
             const int peer = (c.me + i) % c.n;
-            const EqualSlice theirs(length, c.n, peer);
+            const Slice theirs(length, c.n, peer);
             c.k.copy(c.arguments.target + done + theirs.begin, c.group.slot(peer), theirs.length,
                      copied);
         }
@@ -347,7 +336,7 @@ void reduce_directly(Context& c) {
         const std::size_t length = std::min(block, total - done);
         c.group.begin_step();
         if (!root) {
-            const EqualSlice own(length, workers, c.me - (c.me > c.arguments.root ? 1 : 0));
+            const Slice own(length, workers, c.me - (c.me > c.arguments.root ? 1 : 0));
             const std::size_t at = done + own.begin;
             reduce_from_peers(c, sources, c.arguments.source + at, c.group.slot(c.me),
                               StoreMode::plain, own.length, [&](int) { return at; });
@@ -357,7 +346,7 @@ void reduce_directly(Context& c) {
         else
             c.group.closing_barrier();  // what is left to read is in slots
         for (int worker = 0; root && worker < workers; ++worker) {
-            const EqualSlice theirs(length, workers, worker);
+            const Slice theirs(length, workers, worker);
             c.k.copy(c.arguments.target + done + theirs.begin,
                      c.group.slot(worker + (worker >= c.arguments.root ? 1 : 0)), theirs.length,
                      c.result(total));

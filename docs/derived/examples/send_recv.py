@@ -45,7 +45,7 @@ def any_source_torch(rank):
     if rank == 3:
         dist.send(x, dst=1)
     elif rank == 1:
-        print(dist.recv(x), x)  # whoever sends first
+        print(dist.recv(x), x)  # from the rank that sends first
 
 
 def any_source_mindspore(rank):

@@ -11,6 +11,7 @@ from unisono.port.rules import Target
 from unisono.tools.check.findings import Checked, find
 from unisono.tools.check.report import as_data, report
 from unisono.tools.check.sarif import sarif
+from unisono.tools.program_options import add_program_options
 from unisono.tools.progress import ProgressBar
 from unisono.tools.table import terminal_columns
 from unisono.tools.writing import write_file
@@ -26,18 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="TARGET",
         help="torch, mindspore:comm_func or mindspore:mint (default: the other dialect)",
     )
-    parser.add_argument(
-        "--root",
-        metavar="MODULE",
-        action="append",
-        default=[],
-        help="a module that has torch.distributed's names, such as deepspeed.comm; may be repeated",
-    )
-    parser.add_argument(
-        "--mindspore-version",
-        metavar="V",
-        help="the MindSpore that the program is for (default: the newest one in the mapping table)",
-    )
+    add_program_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--sarif", metavar="FILE", type=Path, help="also write a SARIF file for code review"

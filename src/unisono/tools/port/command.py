@@ -22,6 +22,7 @@ from unisono.port.program import SourceFile, SourceTree, read_program
 from unisono.port.rules import Target
 from unisono.tools.formatting import plain, plural
 from unisono.tools.port.page import page
+from unisono.tools.program_options import add_program_options
 from unisono.tools.progress import ProgressBar
 from unisono.tools.writing import write_file
 
@@ -46,18 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--report", metavar="FILE", type=Path, help="write an HTML page with each decision"
     )
-    parser.add_argument(
-        "--root",
-        metavar="MODULE",
-        action="append",
-        default=[],
-        help="a module that has torch.distributed's names, such as deepspeed.comm; may be repeated",
-    )
-    parser.add_argument(
-        "--mindspore-version",
-        metavar="V",
-        help="the MindSpore that the program is for (default: the newest one in the mapping table)",
-    )
+    add_program_options(parser)
     parser.add_argument(
         "--json", action="store_true", help="print the decisions as one JSON object, not a diff"
     )

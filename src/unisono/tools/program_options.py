@@ -1,0 +1,23 @@
+"""Options of `unisono check` and `unisono port` about the program that they read."""
+
+from __future__ import annotations
+
+import argparse
+
+__all__ = ["add_program_options"]
+
+
+def add_program_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what the program imports, and for which MindSpore it is."""
+    parser.add_argument(
+        "--root",
+        metavar="MODULE",
+        action="append",
+        default=[],
+        help="a module that has torch.distributed's names, such as deepspeed.comm; may be repeated",
+    )
+    parser.add_argument(
+        "--mindspore-version",
+        metavar="V",
+        help="the MindSpore that the program is for (default: the newest one in the mapping table)",
+    )
