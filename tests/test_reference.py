@@ -82,7 +82,7 @@ def first_cells(text: str, column: int = 0) -> list[str]:
 
 
 def parts_of_the_page(language: str) -> list[str]:
-    """Variables, commands, notebooks: their headings depend on the language, their order does not."""
+    """Return variables, commands and notebooks: headings differ by language, order does not."""
     return re.split(r"\n## .+\n", PAGES[language])[1:]
 
 
