@@ -1,4 +1,4 @@
-"""docs/reference.md has every environment variable and every option, and no others."""
+"""The reference, in both languages, has every variable and every option, and no others."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from unisono import cli
 from unisono.notebook import magics
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs/reference.md").read_text()
-VARIABLES, COMMANDS, NOTEBOOKS = re.split(r"\n## (?:Commands|Notebooks)\n", PAGE)
+PAGES = {
+    language: (ROOT / f"docs/reference{suffix}.md").read_text(encoding="utf-8")
+    for language, suffix in {"en": "", "zh": ".zh"}.items()
+}
+in_both_languages = pytest.mark.parametrize("language", PAGES)
 
 #: A variable has an underscore in its name, with one exception. OMPI_MCA_ess_base_jobid is one too.
 NAME = re.compile(r"RANK|[A-Z][A-Z0-9]*(_[A-Za-z0-9]+)+")
@@ -78,13 +81,20 @@ def first_cells(text: str, column: int = 0) -> list[str]:
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row[column])]
 
 
-def variables_of_the_page() -> list[str]:
-    before, launchers, after = re.split(r"\n### (?:Other launchers|The system)\n", VARIABLES)
-    return first_cells(before) + first_cells(launchers, 1) + first_cells(after)
+def parts_of_the_page(language: str) -> list[str]:
+    """Return variables, commands and notebooks: headings differ by language, order does not."""
+    return re.split(r"\n## .+\n", PAGES[language])[1:]
 
 
-def test_the_page_has_the_variables_that_are_read() -> None:
-    found = variables_of_the_page()
+def variables_of_the_page(language: str) -> list[str]:
+    text = parts_of_the_page(language)[0]
+    settings, job, launchers, system = re.split(r"\n### .+\n", text)[1:]
+    return first_cells(settings + job) + first_cells(launchers, 1) + first_cells(system)
+
+
+@in_both_languages
+def test_the_page_has_the_variables_that_are_read(language: str) -> None:
+    found = variables_of_the_page(language)
     assert len(set(found)) == len(found)
     assert set(found) == variables_of_the_code()
 
@@ -104,7 +114,7 @@ def test_the_scan_sees_every_way_to_read_a_variable(tmp_path: Path) -> None:
 
 
 def test_variables_of_the_tests_are_not_on_the_page() -> None:
-    assert "UNISONO_TEST_ENGINES" not in PAGE
+    assert not any("UNISONO_TEST_ENGINES" in page for page in PAGES.values())
 
 
 # ---- options -------------------------------------------------------------------------------------
@@ -122,32 +132,35 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
     return found
 
 
-def options_on_the_page(command: str) -> list[str]:
-    sections = re.split(r"\n### `unisono ?(\w*)`\n", COMMANDS)
+def options_on_the_page(command: str, language: str) -> list[str]:
+    sections = re.split(r"\n### `unisono ?(\w*)`\n", parts_of_the_page(language)[1])
     texts = dict(zip(sections[1::2], sections[2::2], strict=True))
     return first_cells(texts[command])
 
 
+@in_both_languages
 @pytest.mark.parametrize("command", cli._COMMANDS)
-def test_the_page_has_the_options_of_a_command(command: str) -> None:
+def test_the_page_has_the_options_of_a_command(command: str, language: str) -> None:
     module = importlib.import_module(f"unisono.{cli._COMMANDS[command][0]}")
     parser = argparse.ArgumentParser()
     module.configure(parser)
-    found = options_on_the_page(command)
+    found = options_on_the_page(command, language)
     assert len(set(found)) == len(found)
     assert set(found) == options_of(parser)
 
 
-def test_the_page_has_the_options_of_the_magic() -> None:
-    found = first_cells(NOTEBOOKS)
+@in_both_languages
+def test_the_page_has_the_options_of_the_magic(language: str) -> None:
+    found = first_cells(parts_of_the_page(language)[2])
     assert len(set(found)) == len(found)
     assert set(found) == options_of(magics._Parser())
 
 
-def test_the_page_has_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    named = re.findall(r"\n### `unisono (\w+)`\n", COMMANDS)
+@in_both_languages
+def test_the_page_has_the_commands(language: str, capsys: pytest.CaptureFixture[str]) -> None:
+    named = re.findall(r"\n### `unisono (\w+)`\n", parts_of_the_page(language)[1])
     assert named == list(cli._COMMANDS)
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     shown = set(re.findall(r"^  .*?(--\w+)", capsys.readouterr().out, re.MULTILINE))
-    assert shown - {"--help"} == set(options_on_the_page(""))
+    assert shown - {"--help"} == set(options_on_the_page("", language))

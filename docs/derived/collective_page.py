@@ -98,7 +98,7 @@ def _programs(pair: running.Pair) -> str:
 
 def _pair(selection: Selection, pair: Pair, language: str) -> Iterator[str]:
     """Yield two signatures side by side, then their parameters and results."""
-    label, comma = labels(language), texts("collectives", language)["comma"]
+    label, text = labels(language), texts("collectives", language)
     calls = {call.path: call for call in selection.entry.calls}
     yield f"### {pair.name}"
     sides = [calls[path] if path else None for path in (pair.torch, pair.mindspore)]
@@ -106,7 +106,7 @@ def _pair(selection: Selection, pair: Pair, language: str) -> Iterator[str]:
     if pair.parameters:
         rows = [["PyTorch", "MindSpore", label("heading", "role"), label("heading", "change")]]
         for row in pair.parameters:
-            changes = "; ".join(label("change", change) for change in row.changes)
+            changes = text["semicolon"].join(label("change", change) for change in row.changes)
             names = [f"`{each}`" if each else "—" for each in (row.torch, row.mindspore)]
             rows.append([*names, label("role", row.role), changes or label("heading", "same")])
         yield f"**{label('heading', 'parameters')}**"
@@ -117,8 +117,8 @@ def _pair(selection: Selection, pair: Pair, language: str) -> Iterator[str]:
             outcomes = [
                 inline(outcome_text(each, label)) for each in (result.torch, result.mindspore)
             ]
-            when = f"{inline(label('mode', result.mode))}{comma}{label('rank', result.rank)}"
-            rows.append([when, *outcomes])
+            when = [inline(label("mode", result.mode)), label("rank", result.rank)]
+            rows.append([text["comma"].join(when), *outcomes])
         yield f"**{label('heading', 'results')}**"
         yield table(rows)
 
@@ -147,10 +147,10 @@ def _faults(selection: Selection, language: str) -> Iterator[str]:
     """Yield what the official pages say wrongly."""
     if not selection.faults:
         return
-    label = labels(language)
+    label, text = labels(language), texts("collectives", language)
     yield f"## {label('heading', 'faults')}"
     if selection.entry.pages:
-        yield ", ".join(f"`{each}`" for each in selection.entry.pages)
+        yield text["and"].join(f"`{each}`" for each in selection.entry.pages)
     rows = [[label("heading", key) for key in ("page", "software", "unisono")]]
     rows += [
         [
@@ -165,27 +165,31 @@ def _faults(selection: Selection, language: str) -> Iterator[str]:
 
 def _rest(selection: Selection, language: str) -> Iterator[str]:
     """Yield gradients, other calls, versions, and what unisono lacks."""
-    label = labels(language)
+    label, text = labels(language), texts("collectives", language)
     if keys := dict.fromkeys(call.gradient for call in selection.calls if call.gradient):
         yield f"## {label('heading', 'gradients')}"
         rows = [[label("heading", "collective"), label("heading", "backward")]]
         for key in keys:
             paths = [f"`{call.path}`" for call in selection.calls if call.gradient == key]
-            rows.append([", ".join(paths), inline(label("gradient", key))])
+            rows.append([text["and"].join(paths), inline(label("gradient", key))])
         yield table(rows)
     if selection.others:
         yield f"## {label('heading', 'also')}"
         yield "\n".join(
-            f"- `{call.path}{call.signature}`: {label('style', call.style)}"
+            f"- `{call.path}{call.signature}`{text['colon']}{label('style', call.style)}"
             for call in selection.others
         )
-    facts = {call.path: "; ".join(version_facts(call, label)) for call in selection.calls}
+    facts = {
+        call.path: text["semicolon"].join(version_facts(call, label)) for call in selection.calls
+    }
     if any(facts.values()):
         yield f"## {label('heading', 'versions')}"
-        yield "\n".join(f"- `{path}`: {inline(fact)}" for path, fact in facts.items() if fact)
+        yield "\n".join(
+            f"- `{path}`{text['colon']}{inline(fact)}" for path, fact in facts.items() if fact
+        )
         checked = mapping.vocabulary()["checked"]
         yield (
-            f"{label('heading', 'checked')} torch {checked['torch']}, "
+            f"{label('heading', 'checked')} torch {checked['torch']}{text['and']}"
             f"MindSpore {checked['mindspore']}"
         )
     if selection.entry.missing:

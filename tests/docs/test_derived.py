@@ -6,8 +6,10 @@ import doctest
 import inspect
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from derived import (
@@ -132,3 +134,20 @@ def test_texts_are_in_both_languages() -> None:
             assert set(text) == set(mapping.LANGUAGES), f"{section}.{key}"
     chinese = Path(texts.__file__).with_name("texts.toml").read_text(encoding="utf-8")
     assert not re.search(r'en = "[^"]*[\u4e00-\u9fff]', chinese)
+
+
+def test_chinese_texts_have_no_english_sentences() -> None:
+    """Names of functions are in backticks; three words in a row are no name."""
+    told = [errors_page._tree("zh"), *chinese_texts(texts.read())]
+    assert len(told) > 50
+    for text in told:
+        prose = re.sub(r"`[^`]+`", "", text)
+        assert not re.search(r"[A-Za-z]+ [A-Za-z]+ [A-Za-z]+", prose), text
+
+
+def chinese_texts(part: dict[str, Any]) -> Iterator[str]:
+    for key, text in part.items():
+        if isinstance(text, dict):
+            yield from chinese_texts(text)
+        elif key == "zh":
+            yield from [text] if isinstance(text, str) else text
