@@ -46,6 +46,7 @@ def send_unknown(face: str, refused_by: tuple[int, ...] = ()) -> tuple[str, str]
     return seen
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine_name", ["threads", "shm"])
 @pytest.mark.parametrize("face", FACES)
 def test_ranks_that_are_started_inherit_it(face: str, engine_name: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.jobs import Ranks, state_of
 from tests.helpers.processes import DEADLINE, wait_until
-from tests.helpers.thorough import essential
+from tests.helpers.thorough import essential, essential_rows
 
 SOON = 10.0  # seconds; the ranks themselves would wait for ten minutes
 
@@ -98,7 +98,9 @@ say(**fault(lambda: reduce(world)))
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asynchronous"])
 @pytest.mark.parametrize(
     ("way", "code"),
-    [("os._exit(3)", 3), ("sys.exit()", 0), ("raise ValueError('the cause')", 1)],
+    essential_rows(
+        1, [("raise ValueError('the cause')", 1), ("os._exit(3)", 3), ("sys.exit()", 0)]
+    ),
 )
 def test_rank_that_ends_by_itself(way: str, code: int, blocking: bool) -> None:
     body = f"""{JOIN}
@@ -223,7 +225,7 @@ WAITS = {
 }
 
 
-@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.parametrize("wait", essential(2, WAITS))
 def test_interrupt(wait: str) -> None:
     """Rank 0 is interrupted while it waits; then ranks 1 and 2 call until they are told."""
     body = f"""{JOIN}

@@ -240,6 +240,7 @@ say(sums=sorted({{reduce(group, 20) for group in kept}} | {{reduce(world)}}))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kept", "mebibytes"), [(False, 2), (True, 24)], ids=["destroyed", "kept"])
 def test_many_groups(kept: bool, mebibytes: int) -> None:
     with Ranks(2, MANY.format(kept=kept)) as ranks:

@@ -145,6 +145,7 @@ say(held=held - before, kept=kept - before, zeros=not zeros.any(), again=memory(
 """
 
 
+@pytest.mark.thorough
 def test_memory_is_given_back_and_cleared() -> None:
     with Ranks(1, REFUSED + ARRAYS) as job:
         assert job[0].read() == {"held": 100, "kept": 0, "zeros": True, "again": 100}

@@ -130,12 +130,14 @@ MINDSPORE_GROUP = """comm.create_group("pair", [1, 0])
     comm.destroy_group("pair")"""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("one", [PYTORCH_GROUP, MINDSPORE_GROUP], ids=["PyTorch", "MindSpore"])
 def test_groups_made_and_destroyed(one: str) -> None:
     body = FRAME.format(one=one, warm=GROUPS // 10, count=GROUPS // 2)
     check_ranks(body, f"{GROUPS // 2} groups made and destroyed")
 
 
+@pytest.mark.thorough
 def test_collectives() -> None:
     """Both faces, in place and not, blocking and asynchronous, small and sometimes larger."""
     one = """kind = turn % 10

@@ -123,6 +123,7 @@ say(ranks=settle(world))
             assert ranks[rank].end() == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("victim", [0, 1, 3], ids=["the preparer", "the next", "the last"])
 def test_one_dies_in_shrink(victim: int) -> None:
     """Rank 2 comes late, so that the others wait in shrink when the victim is killed there."""

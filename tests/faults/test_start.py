@@ -160,7 +160,7 @@ FOREIGN_CLIENTS: dict[str, Callable[[], list[bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", FOREIGN_CLIENTS)
+@pytest.mark.parametrize("kind", essential(2, FOREIGN_CLIENTS))
 def test_foreign_client(kind: str) -> None:
     messages = FOREIGN_CLIENTS[kind]()
     with Ranks(2, START, only=[0]) as ranks, connect(address_of(ranks.job)) as client:

@@ -78,6 +78,7 @@ dist.destroy_process_group()
     ]
 
 
+@pytest.mark.thorough
 def test_a_group_of_some_shrinks(tmp_path: Path) -> None:
     text = """
 if rank == 3:
@@ -91,6 +92,7 @@ print(total(rank, made))
     assert survivors(tmp_path, text, 1) == ["[0] 2.0", "[2] 2.0"]
 
 
+@pytest.mark.thorough
 def test_excluded_ranks_do_not_take_part(tmp_path: Path) -> None:
     text = """
 if rank == 2:
@@ -100,6 +102,7 @@ print(dist.group.WORLD.shrink([2]).size(), total(rank))
     assert survivors(tmp_path, text, 1) == ["[0] 2 3.0", "[3] 2 3.0"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("again", essential(3, range(12)))
 def test_survivors_make_a_new_group(again: int, tmp_path: Path) -> None:
     """A rank that has only lost another has not left: it can still tell the others of the group."""
@@ -113,6 +116,7 @@ print(total(rank, group))
     assert found == ["[0] 5.0", "[2] 5.0", "[3] 5.0"]
 
 
+@pytest.mark.thorough
 def test_the_function_of_torch_says_what_to_call(tmp_path: Path) -> None:
     text = """
 with warnings.catch_warnings(record=True) as seen:

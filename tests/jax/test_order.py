@@ -45,6 +45,7 @@ def with_delays(world, seed):
             assert result.tolist() == wanted.tolist()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", essential(1, range(5)))
 def test_independent_collectives_with_random_delays(all_worlds, seed):
     all_worlds.run("shm", 3, with_delays, seed)

@@ -16,6 +16,7 @@ import unisono.jax as collectives
 PAGE = (Path(__file__).parent.parent.parent / "docs/jax.md").read_text()
 
 
+@pytest.mark.thorough
 def test_the_example(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.launcher import run
-from tests.helpers.thorough import essential
+from tests.helpers.thorough import essential, essential_rows
 
 #: Rank 1 kills itself in a loop of collectives; the others see what they see.
 LOSS = """
@@ -44,8 +44,8 @@ def write(folder: Path, text: str) -> str:
 @pytest.mark.parametrize("again", essential(1, range(5)))
 @pytest.mark.parametrize(
     ("start", "tensor"),
-    [(FACE, NUMPY), (FACE_AND_TORCH, TORCH), (BACKEND, TORCH)],
-    ids=["numpy", "torch", "backend"],
+    essential_rows(2, [(FACE, NUMPY), (BACKEND, TORCH), (FACE_AND_TORCH, TORCH)]),
+    ids=["numpy", "backend", "torch"],
 )
 def test_survivors_can_tell(start: str, tensor: str, again: int, tmp_path: Path) -> None:
     script = write(tmp_path, loss(start, tensor, "raise"))
@@ -141,6 +141,7 @@ def test_they_go_on_if_asked_to(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_a_rank_that_is_stopped_has_not_failed(tmp_path: Path) -> None:
     text = (
         FACE

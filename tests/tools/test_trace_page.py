@@ -224,6 +224,7 @@ def test_waiting_and_subgroups(tmp_path: Path) -> None:
 # ---- with fingers --------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @in_a_browser
 def test_fingers(tmp_path: Path) -> None:
     with Browser(tmp_path, 390, 700, touch=True) as browser:

@@ -294,7 +294,7 @@ say(names=spawn(main, 2, engine="threads"))
 @pytest.mark.parametrize(
     ("shared", "single_copy"),
     essential_rows(
-        3,
+        2,
         [
             (EVERY_ARRAY, "0"),
             (BY_TURNS, "0"),
@@ -350,6 +350,7 @@ def test_memory_freed_while_a_peer_reads_it_is_an_error() -> None:
         assert job[1].end() == 0
 
 
+@pytest.mark.thorough
 def test_memory_is_given_back() -> None:
     with Ranks(1, LIFETIME) as job:
         assert job[0].read() == {"done": True}

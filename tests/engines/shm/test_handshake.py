@@ -20,6 +20,7 @@ import pytest
 from tests.helpers.jobs import Rank, Ranks
 from tests.helpers.processes import DEADLINE, wait_until
 from tests.helpers.start_cases import START, address_of, check_started, connect
+from tests.helpers.thorough import essential, essential_rows
 from unisono.core.environment import Launch
 from unisono.engines.shm import handshake
 from unisono.errors import CommTimeout, LaunchError, OutOfSharedMemory, UnisonoError
@@ -49,7 +50,7 @@ MESSAGES: dict[str, Callable[[], list[bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", MESSAGES)
+@pytest.mark.parametrize("kind", essential(2, MESSAGES))
 def test_strangers_who_connect_early_and_send(kind: str) -> None:
     with Ranks(3, START, only=[0]) as ranks, contextlib.ExitStack() as held:
         for message in MESSAGES[kind]():
@@ -169,7 +170,8 @@ def false_memory(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [silence, hang_up, noise, false_proof, false_rejection, false_memory]
+    "answer",
+    essential(2, [false_proof, silence, hang_up, noise, false_rejection, false_memory]),
 )
 def test_impostors_change_nothing(
     answer: Callable[[socket.socket], None],
@@ -229,6 +231,7 @@ def relay_handshake() -> list[tuple[bytes, list[int]]]:
     return relayed
 
 
+@pytest.mark.thorough
 def test_nobody_can_relay_the_handshake() -> None:
     """An impostor between a client and rank 0 sees all messages, and gets no file descriptor."""
     for _ in range(5):
@@ -512,6 +515,7 @@ def rendezvous_results(path: Path, variables: list[dict[str, str]]) -> list[dict
         return [rank.read() for rank in ranks]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(find_spec("torch") is None, reason="there is no torch")
 def test_a_given_secret_is_not_in_the_store(tmp_path: Path) -> None:
     given = secrets.token_hex(32)
@@ -522,6 +526,7 @@ def test_a_given_secret_is_not_in_the_store(tmp_path: Path) -> None:
     assert first["job"].removeprefix("store-").encode() in written  # so this is the right file
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(find_spec("torch") is None, reason="there is no torch")
 def test_a_generated_secret_is_in_the_store(tmp_path: Path) -> None:
     """docs/security.md says so."""
@@ -533,10 +538,13 @@ def test_a_generated_secret_is_in_the_store(tmp_path: Path) -> None:
 @pytest.mark.skipif(find_spec("torch") is None, reason="there is no torch")
 @pytest.mark.parametrize(
     ("second", "text"),
-    [
-        ({"UNISONO_SECRET": "aa" * 32}, "differs from that of rank 0"),
-        ({}, "rank 0 was started with UNISONO_SECRET, and this rank was not"),
-    ],
+    essential_rows(
+        1,
+        [
+            ({"UNISONO_SECRET": "aa" * 32}, "differs from that of rank 0"),
+            ({}, "rank 0 was started with UNISONO_SECRET, and this rank was not"),
+        ],
+    ),
     ids=["another secret", "none"],
 )
 def test_secrets_that_differ(tmp_path: Path, second: dict[str, str], text: str) -> None:

@@ -182,6 +182,7 @@ def test_other_arguments(jobs: Jobs, order: Sequence[str]) -> None:
     jobs.check_right()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "order",
     essential(
@@ -203,6 +204,7 @@ def test_other_variables(jobs: Jobs, order: Sequence[str]) -> None:
     jobs.check_right()
 
 
+@pytest.mark.thorough
 def test_all_at_the_same_time(jobs: Jobs) -> None:
     names = ["A0", "B0", "A1", "B1", "A2", "B2"]
     for name in names:
@@ -222,6 +224,7 @@ def test_two_shells(jobs: Jobs, order: Sequence[str], tmp_path: Path) -> None:
         jobs.check_right()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("order", [("A0", "B2", "B1", "B0", "A1"), ("B1", "B0", "A1", "B2", "A0")])
 def test_other_sizes(jobs: Jobs, order: Sequence[str]) -> None:
     for name in order:
@@ -230,6 +233,7 @@ def test_other_sizes(jobs: Jobs, order: Sequence[str]) -> None:
     jobs.check_right()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("order", [("A0", "B1", "B0", "A1"), ("A1", "B1", "A0", "B0")])
 def test_names_of_their_own(jobs: Jobs, order: Sequence[str]) -> None:
     """Everything else is equal: the error recommends this."""
@@ -239,6 +243,7 @@ def test_names_of_their_own(jobs: Jobs, order: Sequence[str]) -> None:
     jobs.check_right()
 
 
+@pytest.mark.thorough
 def test_a_client_that_chose_too_early_is_sent_away(jobs: Jobs) -> None:
     for name in ["A0", "B1", "B0", "A1", "A2", "B2"]:
         jobs.add(name, 3, name[0], body=CHOOSING)
@@ -251,6 +256,7 @@ def test_a_client_that_chose_too_early_is_sent_away(jobs: Jobs) -> None:
     jobs.check_right()
 
 
+@pytest.mark.thorough
 def test_one_job_after_the_other(jobs: Jobs) -> None:
     order = ["A1", "A0", "B0", "B1"]
     for name in order:
@@ -264,6 +270,7 @@ def test_one_job_after_the_other(jobs: Jobs) -> None:
 # ---- one job that looks like two -----------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("order", [("A0", "A1", "A2"), ("A2", "A1", "A0")], ids="-".join)
 def test_one_job_from_three_shells(jobs: Jobs, order: Sequence[str], tmp_path: Path) -> None:
     with shells(tmp_path, "0", "1", "2") as under:
@@ -291,6 +298,7 @@ def test_nothing_tells_the_jobs_apart(jobs: Jobs, order: Sequence[str]) -> None:
     jobs.check_refused()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("order", essential(1, AMBIGUOUS_ORDERS), ids="-".join)
 def test_arguments_and_variables_contradict_each_other(jobs: Jobs, order: Sequence[str]) -> None:
     for name in order:
@@ -300,6 +308,7 @@ def test_arguments_and_variables_contradict_each_other(jobs: Jobs, order: Sequen
     jobs.check_refused()
 
 
+@pytest.mark.thorough
 def test_two_equal_rank_0s(jobs: Jobs) -> None:
     order = ["A0", "B0", "A1", "B1", "A2", "B2"]
     for name in order:
@@ -308,6 +317,7 @@ def test_two_equal_rank_0s(jobs: Jobs) -> None:
     jobs.check_refused()
 
 
+@pytest.mark.thorough
 def test_a_second_rank_of_one_number(jobs: Jobs) -> None:
     """Equal ranks join without delay; the second rank 1 shows that there are two jobs."""
     order = ["A0", "A1", "B1", "B0"]

@@ -92,6 +92,7 @@ def test_uses_the_default_group_if_there_is_one(tmp_path):
     assert run(tmp_path, USES_THE_GROUP_THAT_IS_THERE) == ["[1.0, 1.0, 1.0] [2.0, 2.0]"] * 2
 
 
+@pytest.mark.thorough
 def test_stands_beside_what_the_user_does_with_torch(tmp_path):
     assert run(tmp_path, STANDS_BESIDE_TORCH) == ["[8.0, 8.0, 8.0] [2.0, 2.0]"] * 2
 

@@ -13,6 +13,7 @@ import unisono
 from tests.helpers import hosts, local_ranks
 from tests.helpers.hosts import Hosts, Program
 from tests.helpers.local_ranks import ask
+from tests.helpers.thorough import essential
 from unisono.core import groups, registry
 from unisono.errors import UnisonoError
 
@@ -49,7 +50,7 @@ def check(hosts: Hosts, programs: Sequence[Program]) -> None:
 
 
 @pytest.mark.skipif(hosts.why_not() is not None, reason=str(hosts.why_not()))
-@pytest.mark.parametrize("kind", ["hybrid", "torch:gloo"])
+@pytest.mark.parametrize("kind", essential(1, ["hybrid", "torch:gloo"]))
 def test_ranks_in_turns_on_two_hosts(kind: str) -> None:
     need(kind)
     with Hosts(2) as hosts:
@@ -59,7 +60,7 @@ def test_ranks_in_turns_on_two_hosts(kind: str) -> None:
 @pytest.mark.skipif(
     hosts.why_not(mpiexec=True) is not None, reason=str(hosts.why_not(mpiexec=True))
 )
-@pytest.mark.parametrize("kind", ["mpi", "hybrid:mpi"])
+@pytest.mark.parametrize("kind", essential(1, ["mpi", "hybrid:mpi"]))
 def test_ranks_in_turns_by_mpiexec(kind: str) -> None:
     need(kind)
     program = [sys.executable, SCRIPT, kind]

@@ -71,6 +71,7 @@ def ask(rank, folder):
         ours.merge_remote_group(dist.HashStore(), 4)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:torch.distributed.shrink_group")
 def test_a_group_answers_what_gloo_answers(run):
     run(ask)

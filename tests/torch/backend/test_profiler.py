@@ -83,6 +83,7 @@ def look_at_details(rank, folder):
     assert goes_on.time_range.start <= start.time_range.start <= goes_on.time_range.end
 
 
+@pytest.mark.thorough
 def test_a_span_has_bytes_group_rank_and_shapes(run):
     run(look_at_details)
 

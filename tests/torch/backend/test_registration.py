@@ -70,6 +70,7 @@ print(tensor.item(), {type(group).__name__ for group in groups})
     assert sorted(done.stdout.splitlines()) == [f"[0] {said}", f"[1] {said}"]
 
 
+@pytest.mark.thorough
 def test_one_device_of_a_group_beside_another_backend() -> None:
     """torch would make all of the group ours, and say nothing."""
     code = """

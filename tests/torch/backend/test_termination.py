@@ -244,7 +244,7 @@ say(alive=sum(range(10)))
 WAITS_IN_CPP = ("backward", "backward with a hook")
 
 
-@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.parametrize("wait", essential(2, WAITS))
 def test_interrupt(start: Start, wait: str) -> None:
     prepare, action = WAITS[wait]
     body = f"""
@@ -276,11 +276,14 @@ say(alive=sum(range(10)))
 
 @pytest.mark.parametrize(
     "action",
-    [
-        "dist.all_reduce(torch.ones(3))",
-        "dist.all_reduce(torch.ones(3), async_op=True).wait()",
-        "dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()",
-    ],
+    essential(
+        1,
+        [
+            "dist.all_reduce(torch.ones(3), async_op=True).wait()",
+            "dist.all_reduce(torch.ones(3))",
+            "dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()",
+        ],
+    ),
 )
 def test_interrupt_of_a_call_that_runs_here(start: Start, action: str) -> None:
     """Who waits for a call may run it: then Ctrl-C ends it, and the group, as a blocking call."""
@@ -325,6 +328,7 @@ held.set()
             assert ranks[rank].end() == 0
 
 
+@pytest.mark.thorough
 def test_interrupt_while_a_rank_is_late(start: Start) -> None:
     """DDP waits in C++ and gets its result after Ctrl-C, which is not lost."""
     body = """
@@ -481,6 +485,7 @@ IMPORTS: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("order", essential(1, IMPORTS))
 def test_import(order: str) -> None:
     script, variables = IMPORTS[order]

@@ -52,7 +52,7 @@ def pools():
     every.close()
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4], ids="{}-ranks".format)
+@pytest.fixture(scope="module", params=essential(1, [3, 2, 4]), ids="{}-ranks".format)
 def run(pools, request, tmp_path_factory):
     """`run(function, *args)` calls `function(world, *args)` on all ranks of the group."""
     folder = str(tmp_path_factory.mktemp("store"))

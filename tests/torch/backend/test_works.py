@@ -28,6 +28,7 @@ from tests.helpers.backend_cases import (
     start_each,
 )
 from tests.helpers.processes import wait_until
+from tests.helpers.thorough import essential
 from unisono.errors import CommTimeout
 
 RANKS = 3
@@ -85,7 +86,7 @@ def by_callback(work, tensors):
 WAYS = (by_wait, by_wait_with_time, by_asking, by_result, by_future, by_callback)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", essential(1, WAYS))
 def test_each_operation_by(run, way):
     run(finish_each, way)
 
@@ -171,6 +172,7 @@ def wait_for_several(rank, folder):
         same_each(work.result(), [torch.ones(2)] * count)
 
 
+@pytest.mark.thorough
 def test_wait_for_several_calls_with_one_timeout(run):
     run(wait_for_several)
 
@@ -402,6 +404,7 @@ def coalesce(rank, folder):
     assert [each.item() for each in out] == [1, 2, 3]
 
 
+@pytest.mark.thorough
 def test_coalescing(run):
     run(coalesce)
 

@@ -284,6 +284,7 @@ def test_object_lists_from_any_rank(pool, meeting):
     assert pool.run("shm", RANKS, say_the_rest, meeting) == [True] * RANKS
 
 
+@pytest.mark.thorough
 def test_leaving_twice_is_harmless():
     assert not dist.is_initialized()
     dist.destroy_process_group()

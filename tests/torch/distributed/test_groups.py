@@ -194,6 +194,7 @@ def one_is_late(world):
     return caught.value.ranks  # of the world, though the engine counts in the group
 
 
+@pytest.mark.thorough
 def test_monitored_barrier_names_who_is_missing(world):
     assert world(RANKS, one_is_late, of_its_own=True)[1] == (2,)
 

@@ -27,7 +27,7 @@ from unisono.errors import ArgumentError, ArgumentTypeError, NotReady
 from unisono.torch.distributed.nn import functional
 
 SIZES = essential(1, (3, 2, 4))
-DTYPES = ("float64", "float32")
+DTYPES = essential(1, ("float64", "float32"))
 #: How far finite differences step, and how far they may be off.
 STEPS = {"float64": (1e-4, 1e-6), "float32": (1e-2, 1e-2)}
 SHAPE = (2, 3)
