@@ -190,7 +190,7 @@ rest-general: .venv/.installed .venv/.dev
 
 # Runs the tests with MindSpore that the marker expression $(1) selects.
 define mindspore-tests
-$(if $(SPORE_READY),$(SPORE)/python -m pytest -m "$(1)" tests/mindspore/upstream,\
+$(if $(SPORE_READY),$(SPORE)/python -m pytest -n 2 --dist worksteal -m "$(1)" tests/mindspore/upstream,\
     @echo "MindSpore has no wheels for Python $(VERSION): its tests are left out")
 endef
 
