@@ -27,8 +27,14 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 def is_collective(reference: Reference) -> bool:
-    """Tell whether every rank of the group has to make a call."""
-    return reference.call is not None and not reference.rest and reference.path in _collectives()
+    """Tell whether every rank of the group has to make a call; building a primitive is none."""
+    built = mapping.calls()[reference.path].style == "built" if reference.call else False
+    called = (
+        reference.call is not None
+        and not reference.rest
+        and (reference.building is not None or not built)
+    )
+    return called and reference.path in _collectives()
 
 
 @functools.cache
