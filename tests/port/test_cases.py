@@ -23,7 +23,7 @@ from unisono.port.rewrite import MARK
 
 CASES = Path(__file__).parent / "cases"
 TARGETS = {
-    "torch": ["mindspore:comm_func", "mindspore:mint", "unisono"],
+    "torch": ["mindspore:comm_func", "mindspore:mint", "mindspore:ops", "unisono"],
     "mindspore": ["torch", "unisono"],
 }
 #: mint fills only the joined form, and says so when it runs.

@@ -308,6 +308,7 @@ def gradients() -> dict[str, list[UpstreamCall]]:
     return found
 
 
+@functools.cache
 def same_function(primitive: UpstreamCall) -> tuple[UpstreamCall, dict[str, ast.expr]] | None:
     """Return the function that does what a primitive does, and its arguments as expressions.
 

@@ -20,16 +20,20 @@ if TYPE_CHECKING:
     from unisono.port.program import SourceFile, SourceTree
 
 __all__ = [
+    "bases_of",
     "class_of",
     "is_free_attribute",
     "method_of",
     "own_attributes",
     "primitives_in",
     "self_name",
+    "set_once",
 ]
 
 _HIDDEN = "the primitive is kept in a way that hides where it is called"
 _TWICE = "{!r} gets its value in more than one place, so which primitive is called is not known"
+#: Names that a tensor has too, and that programs give to primitives.
+_TENSOR_METHODS = {"gather", "max", "mean", "min", "prod", "scatter", "sum"}
 _BRANCH = "the primitive is built in a branch or a loop, so which one is called is not known"
 
 
@@ -75,7 +79,7 @@ def _calls(
         if isinstance(parent, ast.Call) and parent.func is use:
             calls.append(_called(building, parent))
         elif obstacle is None:
-            obstacle = f"line {use.lineno} uses the primitive without calling it"
+            obstacle = f"the program also uses {ast.unparse(use)!r} without calling it"
     return tuple(calls), obstacle
 
 
@@ -115,8 +119,8 @@ def _attribute(
         obstacle = _BRANCH
     elif scopes.scope_of[building.binding.node] is not scopes.top:
         obstacle = "a function imports what the primitive is built from, for itself alone"
-    elif other := _elsewhere(program, file, home, name):
-        obstacle = f"{other} may use the same primitive"
+    elif _is_used_elsewhere(program, home, name):
+        obstacle = f"code outside the class uses {name!r} too, and may mean this primitive"
     elif _is_shared(program, file, name):
         obstacle = f"a text in this file names {name!r}, and may be used to reach it"
     return Primitive(building, target, calls, obstacle)
@@ -186,11 +190,21 @@ def is_free_attribute(program: SourceTree, name: str) -> bool:
     return not methods and all(_is_upstream(node, file) for file, node in program.attributes[name])
 
 
-def _elsewhere(program: SourceTree, file: SourceFile, home: ast.ClassDef, name: str) -> str | None:
-    """Return a place outside the class that may mean the same attribute."""
+def set_once(program: SourceTree, home: ast.ClassDef, name: str, scopes: Scopes) -> ast.stmt | None:
+    """Return the only statement of the program that sets an attribute of a class."""
+    stores = [use for use in own_attributes(home, name, scopes) if _is_store(use)]
+    if len(stores) != 1 or _is_used_elsewhere(program, home, name, reads=False):
+        return None
+    return scopes.statement(stores[0])
+
+
+def _is_used_elsewhere(
+    program: SourceTree, home: ast.ClassDef, name: str, reads: bool = True
+) -> bool:
+    """Tell whether something outside the class may mean the same attribute."""
     for other, node in program.attributes[name]:
         scopes = other.scopes
-        if _is_upstream(node, other):
+        if _is_upstream(node, other) or not (reads or _is_store(node)):
             continue
         if _is_own(node, scopes):
             owner = class_of(node, scopes)
@@ -200,12 +214,14 @@ def _elsewhere(program: SourceTree, file: SourceFile, home: ast.ClassDef, name: 
             stores = [use for use in own_attributes(owner, name, scopes) if _is_store(use)]
             if stores and not _are_related(program, owner, home):
                 continue
+        elif reads and name in _TENSOR_METHODS:
+            continue  # if it is not the tensor's, the program ends with an error, not with a result
         elif isinstance(node.value, ast.Name):
             scope = scopes.scope_of[node.value].find(node.value.id)
             if scope and all(each.kind == "import" for each in scope.bindings[node.value.id]):
                 continue  # a module
-        return f"line {node.lineno}" + ("" if other is file else f" of {other.path.name}")
-    return None
+        return True
+    return False
 
 
 def _is_upstream(node: ast.AST, file: SourceFile) -> bool:
@@ -223,10 +239,11 @@ def _is_store(node: ast.Attribute) -> bool:
 
 def _are_related(program: SourceTree, first: ast.ClassDef, second: ast.ClassDef) -> bool:
     """Tell whether one of two classes derives from the other, as far as names tell."""
-    return second.name in _bases(program, first) or first.name in _bases(program, second)
+    return second.name in bases_of(program, first) or first.name in bases_of(program, second)
 
 
-def _bases(program: SourceTree, home: ast.ClassDef) -> set[str]:
+def bases_of(program: SourceTree, home: ast.ClassDef) -> set[str]:
+    """Return the names of all classes that a class derives from, as far as the program has them."""
     found: set[str] = set()
     pending = [home.name]
     while pending:

@@ -115,8 +115,7 @@ class _Round:
             if known.reference is reference:
                 difference = known.differences[-1] if known.differences else None
                 raise Refused(known.reason, difference)
-            line = known.reference.node.lineno
-            raise Refused(f"the primitive stays, because its call in line {line} stays")
+            raise Refused("the primitive stays, because another call of it stays")
 
     def _plan(self, site: Site) -> tuple[str, str, Plan]:
         if site.reference.building is not None:

@@ -41,7 +41,7 @@ def statement_before(value: ast.expr, call: ast.Call, file: SourceFile) -> ast.s
             function = isinstance(outer, ast.Call) and earlier is outer.func
             may_change = calls_others and not _is_name(earlier, function)
             if _has_effects(earlier, file) or may_change:
-                raise Refused(f"line {earlier.lineno} calculates something before it; {_OWN_LINE}")
+                raise Refused(f"the same statement calls something before it; {_OWN_LINE}")
     raise AssertionError("an expression stands in a statement")
 
 
@@ -95,5 +95,4 @@ def _check_statement(inner: ast.AST, statement: ast.stmt, file: SourceFile) -> N
             return
     elif isinstance(statement, ast.For) and inner is statement.iter:
         return
-    kind = type(statement).__name__.lower()
-    raise Refused(f"no statement can be put before this part of a {kind!r} statement; {_OWN_LINE}")
+    raise Refused(f"a statement before this one would not always do the same; {_OWN_LINE}")

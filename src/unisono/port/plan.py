@@ -7,7 +7,7 @@ import dataclasses
 
 from unisono.port.program import Reference
 
-__all__ = ["Decision", "Lines", "NewArgument", "Plan", "Action"]
+__all__ = ["ARGUMENT", "Decision", "Lines", "NewArgument", "Plan", "Action"]
 
 
 class Action:
@@ -26,6 +26,9 @@ class NewArgument:
     old: int | None = None
     text: str | None = None
 
+
+#: In the text of what is called: an argument of the old call, as it is after the change.
+ARGUMENT = "{{argument {}}}"
 
 #: A statement of the program, and new ones that belong to it.
 Lines = tuple[ast.stmt, tuple[str, ...]]

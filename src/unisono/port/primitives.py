@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from unisono import mapping
-from unisono.port.built import class_of, method_of, own_attributes, self_name
+from unisono.port.built import class_of, method_of, own_attributes, self_name, set_once
 from unisono.port.plan import Decision, Lines
 from unisono.port.program import Reference, SourceFile, SourceTree
 from unisono.port.reference import Primitive
@@ -44,7 +44,9 @@ class Constructors:
 
     def _text(self, site: Site, primitive: Primitive, name: str, value: ast.expr) -> str:
         text = site.text(value)
-        if primitive.place is None or all(self._same(value, call) for call in primitive.calls):
+        if primitive.place is None or all(
+            self._same(name, value, call) for call in primitive.calls
+        ):
             return text
         kept = self._kept.setdefault(primitive, {})
         if isinstance(primitive.place, ast.Name):
@@ -57,10 +59,12 @@ class Constructors:
         assert method is not None
         return f"{self_name(method)}.{kept[name][0]}"
 
-    def _same(self, value: ast.expr, call: Reference) -> bool:
+    def _same(self, name: str, value: ast.expr, call: Reference) -> bool:
         """Tell whether an expression in the constructor means the same at a call."""
         assert call.call is not None
         scopes = self.file.scopes
+        if name == "dtype" and isinstance(value, ast.Attribute):
+            value = value.value  # `torch.float32` means the same wherever `torch` does
         if isinstance(value, ast.Attribute):
             return self._is_constant_attribute(value, call.call)
         for node in ast.walk(value):
@@ -79,19 +83,14 @@ class Constructors:
         home, method = class_of(value, scopes), method_of(call, scopes)
         if home is None or method is None or ast.unparse(value.value) != self_name(method):
             return False
-        own = own_attributes(home, value.attr, scopes)
-        stores = [
-            node
-            for _, node in self.program.attributes[value.attr]
-            if not isinstance(node.ctx, ast.Load)
-        ]
-        inside = method_of(value, scopes)
+        inside, statement = (
+            method_of(value, scopes),
+            set_once(self.program, home, value.attr, scopes),
+        )
         return (
-            value in own
-            and len(stores) == 1
-            and stores[0] in own
+            value in own_attributes(home, value.attr, scopes)
             and inside is not None
-            and scopes.statement(stores[0]) in inside.body
+            and statement in inside.body
         )
 
     # ---- after all calls ----

@@ -11,7 +11,7 @@ from libcst.metadata import MetadataWrapper, PositionProvider
 
 from unisono.errors import Unsupported
 from unisono.port.imports import ImportChanges
-from unisono.port.plan import Action, Decision, Plan
+from unisono.port.plan import ARGUMENT, Action, Decision, Plan
 from unisono.port.program import SourceFile
 
 __all__ = ["MARK", "rewrite"]
@@ -155,6 +155,10 @@ class _Rewriter(cst.CSTTransformer):
         imports = self.changes.imports
         module, _, name = plan.function.rpartition(".")
         function = imports.fill(plan.callee) if plan.callee else f"{imports.names[module]}.{name}"
+        for number, argument in enumerate(updated_node.args):
+            text = ARGUMENT.format(number)
+            if text in function:
+                function = function.replace(text, self.module.code_for_node(argument.value))
         new = updated_node.with_changes(
             func=cst.parse_expression(function),
             args=self._arguments(updated_node, plan),

@@ -202,7 +202,12 @@ class Site:
                     argument = NewArgument(None, argument.old, argument.text)
                 found.append(argument)
         missing = [NewArgument(name, text=text) for name, text in replaced.items()]
-        return (*found, *(argument for argument in missing if argument.keyword not in done))
+        found += [argument for argument in missing if argument.keyword not in done]
+        if self.reference.building is not None:  # two calls had their own orders
+            found.sort(key=lambda one: order.index(one.keyword) if one.keyword else -1)
+            if found and found[0].keyword == order[0]:
+                found[0] = NewArgument(None, found[0].old, found[0].text)
+        return tuple(found)
 
     def _argument(
         self, row: Row, target: str, index: int | None, value: ast.expr

@@ -12,9 +12,17 @@ import dataclasses
 import re
 
 from unisono.mapping import Argument
-from unisono.port.built import class_of, is_free_attribute, method_of, own_attributes, self_name
+from unisono.port.built import (
+    bases_of,
+    class_of,
+    is_free_attribute,
+    method_of,
+    own_attributes,
+    self_name,
+    set_once,
+)
 from unisono.port.flow import is_pure
-from unisono.port.plan import Lines, NewArgument, Plan
+from unisono.port.plan import ARGUMENT, Lines, NewArgument, Plan
 from unisono.port.program import SourceFile, SourceTree
 from unisono.port.rules import difference_text
 from unisono.port.site import Refused, Site
@@ -54,7 +62,7 @@ class Buildings:
         )
         constructor = _constructor(site, given)
         if target.name == "Broadcast":  # which takes a tuple, and returns one
-            text = arguments[0].text or site.text(_argument(site.call, arguments[0].old))
+            text = arguments[0].text or _argument_code(site, arguments[0].old)
             arguments = (NewArgument(None, arguments[0].old, f"({text},)"),)
             lines = tuple(line.replace("{call}", "{call}[0]") for line in plan.statements)
             plan = dataclasses.replace(plan, statements=lines)
@@ -81,17 +89,23 @@ class Buildings:
         owner = self_name(method)
         if name is not None:
             return f"{owner}.{name}", (), False
-        name = self._free_attribute(site)
+        name = self._free_attribute(site, home)
         self._attributes[home, building] = name
         line = f"{self_name(init)}.{name} = {building}"
         after = position == len(init.body)
         return f"{owner}.{name}", ((init.body[position - after], (line,)),), after
 
-    def _free_attribute(self, site: Site) -> str:
-        words = re.sub(r"(?<!^)(?=[A-Z])", "_", site.rule.target.name.replace("Allto", "AllTo"))
-        word, count = words.lower(), 1
+    def _free_attribute(self, site: Site, home: ast.ClassDef) -> str:
+        operator = next((found.rest.lower() for found in site.consumed if found.rest), "sum")
+        word, count = _in_words(site.rule.target.name), 1
+        if operator in ("max", "min", "product"):
+            word = f"{word}_{operator}"
+        if bases_of(self.program, home) & self.program.classes.keys():
+            # A base class of the program may get a primitive too, and must not lose it.
+            word = f"{_in_words(home.name)}_{word}"
+        taken = {name for (owner, _), name in self._attributes.items() if owner is home}
         name = word
-        while name in self._attributes.values() or not is_free_attribute(self.program, name):
+        while name in taken or not is_free_attribute(self.program, name):
             count += 1
             name = f"{word}_{count}"
         return name
@@ -130,16 +144,19 @@ class Buildings:
             return 0 if scope is scopes.top and len(scope.bindings[value.id]) == 1 else None
         if not isinstance(value, ast.Attribute):
             return None
-        own = own_attributes(home, value.attr, scopes)
-        stores = [
-            node
-            for _, node in self.program.attributes[value.attr]
-            if not isinstance(node.ctx, ast.Load)
-        ]
-        if value not in own or len(stores) != 1 or stores[0] not in own:
+        if value not in own_attributes(home, value.attr, scopes):
             return None
-        statement = scopes.statement(stores[0])
+        statement = set_once(self.program, home, value.attr, scopes)
         return init.body.index(statement) + 1 if statement in init.body else None
+
+
+def _in_words(name: str) -> str:
+    """Write the name of a class as that of an attribute.
+
+    >>> _in_words("AllReduce"), _in_words("AlltoAll")
+    ('all_reduce', 'all_to_all')
+    """
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.replace("Allto", "AllTo")).lower()
 
 
 def _first_place(init: ast.FunctionDef) -> int:
@@ -168,7 +185,7 @@ def _constructor(site: Site, given: dict[str | None, NewArgument]) -> str:
     positional = True
     for argument in site.rule.target.parameters:
         text = _argument_text(site, given, argument)
-        if text is None:
+        if text is None or text == '"sum"':  # what every primitive does by itself
             positional = False
         else:
             texts.append(text if positional else f"{argument.name}={text}")
@@ -180,7 +197,7 @@ def _argument_text(
 ) -> str | None:
     rule, name = site.rule, argument.name
     if name in given:
-        return given[name].text or site.text(_argument(site.call, given[name].old))
+        return given[name].text or _argument_code(site, given[name].old)
     for fixed in rule.target.fixed_parameters:
         if fixed.name == name:
             size = f"{_COMM}.get_group_size({site.group_text})"
@@ -196,7 +213,11 @@ def _argument_text(
     return next(each.default for each in rule.source.parameters if each.name == source)
 
 
-def _argument(call: ast.Call, number: int | None) -> ast.expr:
+def _argument_code(site: Site, number: int | None) -> str:
+    """Return the source of an argument, or where it uses the dialect itself, a mark for it."""
     assert number is not None
-    values = [*call.args, *(keyword.value for keyword in call.keywords)]
-    return values[number]
+    values = [*site.call.args, *(keyword.value for keyword in site.call.keywords)]
+    try:
+        return site.text(values[number])
+    except Refused:
+        return ARGUMENT.format(number)

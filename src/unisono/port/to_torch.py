@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from unisono.port.flow import is_pure, why_not_rebind
+from unisono.port.flow import is_new, is_pure, why_not_rebind
 from unisono.port.hoist import statement_before
 from unisono.port.plan import Action, Plan
 from unisono.port.rules import difference_text
@@ -207,13 +207,15 @@ class _InPlace:
         if same and why_not_rebind(source, self.site.call, self.file) is None:
             return [_call(handle)], "nobody else has the tensor, so it can be overwritten"
         text = self.site.text(source)
-        text = text if is_pure(source) or isinstance(source, ast.Call) else f"({text})"
         self.replaced[row.target] = result
+        if source in self.file.hoisted or is_new(source, self.file.scopes):
+            return [f"{result} = {text}", _call(handle)], "nobody else has the tensor"
+        text = text if is_pure(source) or isinstance(source, ast.Call) else f"({text})"
         return [f"{result} = {text}.clone()", _call(handle)], "the input stays as it was"
 
     def _named(self, source: ast.expr) -> list[str]:
         """Give the input a name if it is an expression: its shape is needed too."""
-        if is_pure(source):
+        if is_pure(source) or source in self.file.hoisted:
             return []
         row = next(row for row in self.rule.rows if row.role == "input")
         assert row.target is not None
