@@ -77,6 +77,12 @@ def test_there_and_back(path: Path, target: str, ranks: int) -> None:
     assert run(back, ranks) == run(path.read_text(), ranks)
 
 
+def test_a_layer_of_mindspore() -> None:
+    """What tests/mindspore/upstream/test_port.py runs, without LibCST, is what this makes."""
+    path = CASES / "upstream/layer.py"
+    assert port_source(path.read_text(), "mindspore:ops") == expected(path, "mindspore:ops")
+
+
 def test_marks_are_counted_once() -> None:
     """One comment for each statement that stays, however often it is ported."""
     text = expected(CASES / "torch/left.py", "mindspore:comm_func")

@@ -139,6 +139,7 @@ class _Rewriter(cst.CSTTransformer):
         self.changes, self.module = changes, module
         self.codes: dict[_Range, str] = {}
         self.done: set[_Range] = set()
+        self.gone: list[cst.SimpleStatementLine] = []
 
     def _place(self, node: cst.CSTNode) -> _Range:
         found = self.get_metadata(PositionProvider, node)
@@ -233,8 +234,9 @@ class _Rewriter(cst.CSTTransformer):
             new += [self._parse(line) for line in self.changes.later[place]]
         if not new:
             # Comments above outlive the statement; the block gives them to the next one.
-            comments = [line for line in leading if line.comment]
-            return cst.SimpleStatementLine([], comments) if comments else cst.RemoveFromParent()
+            gone = cst.SimpleStatementLine([cst.Pass()], [line for line in leading if line.comment])
+            self.gone.append(gone)
+            return gone
         new[0] = new[0].with_changes(leading_lines=leading)
         if lines is not None and isinstance(new[-1], cst.SimpleStatementLine):
             new[-1] = new[-1].with_changes(trailing_whitespace=updated_node.trailing_whitespace)
@@ -310,12 +312,27 @@ class _Rewriter(cst.CSTTransformer):
     def leave_IndentedBlock(  # noqa: N802
         self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
     ) -> cst.BaseSuite:
-        body, comments = _without_empty(updated_node.body)
-        return updated_node.with_changes(body=body, footer=[*comments, *updated_node.footer])
+        return cast(cst.BaseSuite, self._without_gone(updated_node))
 
     def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:  # noqa: N802
-        body, comments = _without_empty(updated_node.body)
-        return updated_node.with_changes(body=body, footer=[*comments, *updated_node.footer])
+        return cast(cst.Module, self._without_gone(updated_node))
+
+    def _without_gone(self, block: Any) -> Any:
+        """Leave statements out, and give the comments above them to the next ones."""
+        if not any(statement is gone for statement in block.body for gone in self.gone):
+            return block
+        body: list[Any] = []
+        comments: list[cst.EmptyLine] = []
+        for statement in block.body:
+            lines = [*comments, *statement.leading_lines]
+            if any(statement is gone for gone in self.gone):
+                comments = lines
+            else:
+                body.append(statement.with_changes(leading_lines=lines))
+                comments = []
+        if not body and isinstance(block, cst.IndentedBlock):
+            body, comments = [cst.SimpleStatementLine([cst.Pass()], comments)], []
+        return block.with_changes(body=body, footer=[*comments, *block.footer])
 
     def _leading(self, lines: Sequence[cst.EmptyLine], number: int) -> list[cst.EmptyLine]:
         """Return the comments above a statement, with the mark that it has to have."""
@@ -326,17 +343,3 @@ class _Rewriter(cst.CSTTransformer):
             line for line in lines if not (line.comment and line.comment.value.startswith(MARK))
         ]
         return [*kept, cst.EmptyLine(comment=cst.Comment(mark))] if mark else kept
-
-
-def _without_empty(body: Sequence[Any]) -> tuple[list[Any], list[cst.EmptyLine]]:
-    """Give the comments of statements that are gone to the next ones; return those left over."""
-    found: list[Any] = []
-    comments: list[cst.EmptyLine] = []
-    for statement in body:
-        if isinstance(statement, cst.SimpleStatementLine) and not statement.body:
-            comments += statement.leading_lines
-        else:
-            lines = [*comments, *statement.leading_lines] if comments else statement.leading_lines
-            found.append(statement.with_changes(leading_lines=lines) if comments else statement)
-            comments = []
-    return found, comments
