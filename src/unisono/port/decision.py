@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from unisono import mapping
 from unisono.port.plan import Action, Decision, Plan
-from unisono.port.primitives import Constructors
+from unisono.port.primitives.constructors import Constructors
+from unisono.port.primitives.to_ops import Buildings
 from unisono.port.program import Reference, SourceFile, SourceTree
 from unisono.port.rules import Rule, Target, difference_text, rule_for
 from unisono.port.site import Refused, Site, given_arguments
 from unisono.port.to_mindspore import plan_to_mindspore
-from unisono.port.to_ops import Buildings
 from unisono.port.to_torch import plan_to_torch
 
 __all__ = ["decide", "explain", "other_dialect"]

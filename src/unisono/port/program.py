@@ -12,9 +12,8 @@ from pathlib import Path
 
 from unisono import mapping
 from unisono.errors import ArgumentError
-from unisono.port.built import primitives_in
-from unisono.port.reference import Primitive, Reference
-from unisono.port.scopes import Binding, Scopes
+from unisono.port.primitives.built import Primitive, primitives_in
+from unisono.port.scopes import Binding, Reference, Scopes
 
 __all__ = [
     "SourceTree",

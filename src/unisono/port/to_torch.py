@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 from unisono.port.flow import is_new, is_pure, why_not_rebind
-from unisono.port.hoist import statement_before
 from unisono.port.plan import Action, Plan
+from unisono.port.primitives.hoist import statement_before
 from unisono.port.rules import difference_text
 from unisono.port.site import Refused, Site
 from unisono.port.to_mindspore import check_place

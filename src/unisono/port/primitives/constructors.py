@@ -11,10 +11,16 @@ import dataclasses
 from collections.abc import Iterable
 
 from unisono import mapping
-from unisono.port.built import class_of, method_of, own_attributes, self_name, set_once
 from unisono.port.plan import Decision, Lines
+from unisono.port.primitives.built import (
+    Primitive,
+    class_of,
+    method_of,
+    own_attributes,
+    self_name,
+    set_once,
+)
 from unisono.port.program import Reference, SourceFile, SourceTree
-from unisono.port.reference import Primitive
 from unisono.port.site import Refused, Site
 
 __all__ = ["Constructors"]

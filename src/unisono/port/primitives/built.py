@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from unisono import mapping
-from unisono.port.reference import Primitive, Reference
-from unisono.port.scopes import Scopes
+from unisono.port.scopes import Reference, Scopes
 
 if TYPE_CHECKING:
     from unisono.port.program import SourceFile, SourceTree
 
 __all__ = [
+    "Primitive",
     "bases_of",
     "class_of",
     "is_free_attribute",
@@ -35,6 +35,20 @@ _TWICE = "{!r} gets its value in more than one place, so which primitive is call
 #: Names that a tensor has too, and that programs give to primitives.
 _TENSOR_METHODS = {"gather", "max", "mean", "min", "prod", "scatter", "sum"}
 _BRANCH = "the primitive is built in a branch or a loop, so which one is called is not known"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Primitive:
+    """A primitive that a file builds, and its calls.
+
+    `place` is the name or the attribute of `self` that keeps it, None if it is called at once.
+    `obstacle` says why the program may use it in ways that cannot be seen, or None.
+    """
+
+    building: Reference
+    place: ast.Name | ast.Attribute | None = None
+    calls: tuple[Reference, ...] = ()
+    obstacle: str | None = None
 
 
 def primitives_in(program: SourceTree, file: SourceFile) -> Iterator[Primitive]:

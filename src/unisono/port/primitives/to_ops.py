@@ -12,7 +12,9 @@ import dataclasses
 import re
 
 from unisono.mapping import Argument
-from unisono.port.built import (
+from unisono.port.flow import is_pure
+from unisono.port.plan import ARGUMENT, Lines, NewArgument, Plan
+from unisono.port.primitives.built import (
     bases_of,
     class_of,
     is_free_attribute,
@@ -21,8 +23,6 @@ from unisono.port.built import (
     self_name,
     set_once,
 )
-from unisono.port.flow import is_pure
-from unisono.port.plan import ARGUMENT, Lines, NewArgument, Plan
 from unisono.port.program import SourceFile, SourceTree
 from unisono.port.rules import difference_text
 from unisono.port.site import Refused, Site
