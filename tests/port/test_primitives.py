@@ -176,9 +176,9 @@ def test_comments_stay_where_a_primitive_was() -> None:
 
 
 def test_a_class_does_not_take_the_primitive_of_its_base() -> None:
-    derived = LAYER.replace("class Layer:", "from main import Layer\n\nclass More(Layer):").replace(
-        "all_reduce(x)", "all_reduce(x, dist.ReduceOp.MAX)"
-    )
+    derived = LAYER.replace("class Layer:", "from main import Layer\n\nclass More(Layer):")
+    derived = derived.replace("all_reduce(x)", "all_reduce(x, dist.ReduceOp.MAX)")
+    derived = derived.replace("self.group = group", "super().__init__(group)")
     first, second = ported(program(main=LAYER, other=derived), "mindspore:ops")
     assert "self.all_reduce = ops.AllReduce()" in first
     assert 'self.more_all_reduce_max = ops.AllReduce("max")' in second
@@ -199,6 +199,27 @@ def test_what_init_cannot_know_is_built_at_the_call(change: tuple[str, str], rea
     source = LAYER.replace("all_reduce(x)", "all_reduce(x, group=self.group)")
     text = port_source(source.replace(*change), "mindspore:ops")
     assert "self.all_reduce" not in text, reason
+
+
+def test_a_name_that_a_function_changes_is_not_known_to_init() -> None:
+    source = "GROUP = None\n" + LAYER.replace("all_reduce(x)", "all_reduce(x, group=GROUP)")
+    assert "self.all_reduce = ops" in port_source(source, "mindspore:ops")
+    source += "\n\ndef start():\n    global GROUP\n    GROUP = dist.new_group([0])\n"
+    assert "self.all_reduce" not in port_source(source, "mindspore:ops")
+
+
+def test_a_class_that_skips_init() -> None:
+    source = LAYER + "\n\nclass More(Layer):\n    def __init__(self):\n        {}\n"
+    called = port_source(source.format("super().__init__(None)"), "mindspore:ops")
+    assert "self.all_reduce(x)" in called
+    assert "self.all_reduce" not in port_source(source.format("pass"), "mindspore:ops")
+
+
+def test_send_returns_its_tensor() -> None:
+    source = "from mindspore import ops\nfrom mindspore.communication import comm_func\n"
+    source += "y = ops.{}(x)\ny, _ = comm_func.all_reduce(y)\n"
+    assert "\ny = y.clone()" in port_source(source.format("Send(0, 1)"), "torch")
+    assert "y.clone()" not in port_source(source.format("AllReduce()"), "torch")
 
 
 def test_an_import_inside_a_function() -> None:

@@ -187,6 +187,9 @@ def _differences(rule: Rule, site: Site) -> tuple[str, ...]:
             for result in rule.pair.results
             if result.difference and result.mode in modes and result.rank != "outside"
         ]
+    if rule.primitive is not None:
+        found = [name for name in found if name != "groups.tuple-or-handle"]  # it returns no pair
+        found += ["broadcast.tuple"] if rule.primitive.name == "Broadcast" else []
     return tuple(dict.fromkeys(found))
 
 

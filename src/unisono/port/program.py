@@ -143,13 +143,15 @@ class SourceFile:
     def functional_calls(self) -> set[ast.AST]:
         """Return the calls that return new tensors."""
         known = mapping.calls()
-        return {
-            found.call
-            for found in self.references
-            if found.call is not None
-            and found.path in known
-            and (known[found.path].style == "functional" or found.building is not None)
-        }
+        functional = set()
+        for found in self.references:
+            call = known.get(found.path)
+            if call is not None and found.building is not None:
+                same = mapping.same_function(call)
+                call = same[0] if same else None
+            if call is not None and call.style == "functional":
+                functional.add(found.call)
+        return {call for call in functional if call is not None}
 
     @functools.cached_property
     def reads_underscore(self) -> bool:

@@ -104,6 +104,11 @@ class Scopes:
             found.append(self.parents[found[-1]])
         return found
 
+    def is_bound_once(self, scope: Scope, name: str) -> bool:
+        """Tell whether one statement alone gives a name its value, also by way of `global`."""
+        others = any(name in other.elsewhere for other in self.scope_of.values())
+        return len(scope.bindings[name]) == 1 and not others
+
     # ---- building ----
 
     def _visit(self, node: ast.AST, parent: ast.AST, scope: Scope) -> None:

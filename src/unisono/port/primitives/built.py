@@ -23,6 +23,7 @@ __all__ = [
     "bases_of",
     "class_of",
     "is_free_attribute",
+    "may_skip_init",
     "method_of",
     "own_attributes",
     "primitives_in",
@@ -192,6 +193,19 @@ def _is_own(node: ast.Attribute, scopes: Scopes) -> bool:
         return False
     home = scopes.scope_of[node.value].find(node.value.id)
     return node.value.id == self_name(method) and home is scopes.scope_of[method]
+
+
+def may_skip_init(program: SourceTree, home: ast.ClassDef) -> bool:
+    """Tell whether a class of the program derives from another without its `__init__`."""
+    return any(
+        isinstance(node, ast.FunctionDef)
+        and node.name == "__init__"
+        and isinstance(owner := file.scopes.parents[node], ast.ClassDef)
+        and home.name in bases_of(program, owner)
+        and ".__init__(" not in ast.unparse(node)
+        for file in program.files
+        for node in file.scopes.parents
+    )
 
 
 def is_free_attribute(program: SourceTree, name: str) -> bool:

@@ -77,7 +77,7 @@ class Constructors:
             if isinstance(node, ast.Name):
                 home = scopes.scope_of[node].find(node.id)
                 there = scopes.scope_of[call.call].find(node.id)
-                if home is None or home is not there or len(home.bindings[node.id]) != 1:
+                if home is None or home is not there or not scopes.is_bound_once(home, node.id):
                     return False
             elif not isinstance(node, ast.Constant | ast.Tuple | ast.List | ast.Load):
                 return False

@@ -18,6 +18,7 @@ from unisono.port.primitives.built import (
     bases_of,
     class_of,
     is_free_attribute,
+    may_skip_init,
     method_of,
     own_attributes,
     self_name,
@@ -121,6 +122,8 @@ class Buildings:
         init = next((one for one in home.body if getattr(one, "name", "") == "__init__"), None)
         if not isinstance(init, ast.FunctionDef) or self_name(init) is None:
             return None
+        if may_skip_init(self.program, home):
+            return None
         if scopes.scope_of[site.call].find(self_name(method) or "") is not scopes.scope_of[method]:
             return None  # a function inside uses the name for something else
         if site.rule.target.name == "Receive" or site.rule.target.fixed:
@@ -141,7 +144,8 @@ class Buildings:
             return 0
         if isinstance(value, ast.Name):
             scope = scopes.scope_of[value].find(value.id)
-            return 0 if scope is scopes.top and len(scope.bindings[value.id]) == 1 else None
+            once = scope is scopes.top and scopes.is_bound_once(scope, value.id)
+            return 0 if once else None
         if not isinstance(value, ast.Attribute):
             return None
         if value not in own_attributes(home, value.attr, scopes):
