@@ -157,6 +157,12 @@ def test_a_variable_that_changes_is_kept() -> None:
     assert "a_group = g" in other and "group=a_group)" in other
 
 
+@pytest.mark.parametrize("given", ["x", "(x, y)", "(*x,)"])
+def test_broadcast_of_anything_but_one_tensor(given: str) -> None:
+    (found,) = decisions(f"from mindspore import ops\nz = ops.Broadcast(0)({given})\n")
+    assert found.verdict == Action.LEAVE and "broadcast.tuple" in found.differences
+
+
 def test_a_tag_and_the_group_of_the_gradient() -> None:
     source = "from mindspore import ops\nops.Send(3, 1, group_back='b')(x)\n"
     (found,) = decisions(source)

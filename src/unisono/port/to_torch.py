@@ -124,9 +124,8 @@ class _InPlace:
         return self._done(lines, reason, statement)
 
     def _done(self, lines: list[str], reason: str, statement: ast.stmt) -> tuple[str, str, Plan]:
-        check_place(
-            (*lines, "") if self.value else tuple(lines), statement, self.file.scopes.parents
-        )
+        there = (*lines, "the statement itself") if self.value else tuple(lines)
+        check_place(there, statement, self.file.scopes.parents)
         arguments = self.site.arguments(*self.first, **self.replaced)
         reason = "; ".join([reason, *self.site.notes])
         if self.value is None:
@@ -181,12 +180,13 @@ class _InPlace:
             raise Refused("it passes no tensor")
         if not self._in_tuple:
             return value
-        if not isinstance(value, ast.Tuple | ast.List) or len(value.elts) != 1:
+        elements = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+        if len(elements) != 1 or isinstance(elements[0], ast.Starred):
             raise Refused("it does not pass a tuple with one tensor", "broadcast.tuple")
         row = next(row for row in self.rule.rows if row.role == "in_out")
         assert row.target is not None
-        self.replaced[row.target] = self.site.text(value.elts[0])
-        return value.elts[0]
+        self.replaced[row.target] = self.site.text(elements[0])
+        return elements[0]
 
     def _received(self, result: str) -> tuple[list[str], str]:
         """Return the lines for a primitive that knows shape and dtype of what it receives."""
