@@ -10,7 +10,7 @@ import pytest
 import unisono
 import unisono.torch.distributed as dist
 from unisono import mapping
-from unisono.mindspore import communication
+from unisono.mindspore import communication, ops
 from unisono.mindspore.communication import comm_func
 
 SIZE = 2
@@ -260,3 +260,54 @@ def test_before_the_start_only_mindspore_answers(monkeypatch):
     assert communication.get_rank() == 3
     with pytest.raises(ValueError, match=r"world|init"):
         dist.get_rank()
+
+
+#: The arguments of the primitives that a function can replace, and their order.
+PRIMITIVES = {
+    "AllGather": ({}, [given]),
+    "AllReduce": ({"op": "max"}, [given]),
+    "AlltoAll": ({"split_count": SIZE, "split_dim": 0, "concat_dim": 0}, [given]),
+    "AlltoAllV": ({}, [given, lambda: [2, 2], lambda: [2, 2]]),
+    "Broadcast": ({"root_rank": 1}, [given]),
+    "CollectiveGather": ({"dest_rank": 1}, [given]),
+    "CollectiveScatter": ({"src_rank": 1}, [given]),
+    "Reduce": ({"dest_rank": 1, "op": "prod"}, [given]),
+    "ReduceScatter": ({"op": "min"}, [given]),
+}
+
+
+def primitive_and_function(name: str) -> tuple[list, list]:
+    """Call a primitive, and what the table calls the same, with the same arguments."""
+    call = mapping.calls()[f"mindspore.ops.{name}"]
+    built, called = PRIMITIVES[name]
+    values = [value() for value in called]
+    words = {"group": "hccl_world_group", "op": "sum", **built}
+    words |= dict(zip((one.name for one in call.call_parameters), values, strict=True))
+    answer = eval(call.same_as, {"comm_func": comm_func, **words})
+    first = answer[0] if isinstance(answer, tuple) else answer
+    return getattr(ops, name)(**built)(*values).tolist(), first.tolist()
+
+
+@pytest.mark.parametrize("name", PRIMITIVES)
+def test_primitives_are_the_same_as_the_table_says(name):
+    for primitive, function in unisono.spawn(primitive_and_function, SIZE, name, timeout=30):
+        assert primitive == function
+
+
+def test_all_other_primitives_with_a_function_have_no_result():
+    same = {call.name for call in mapping.calls().values() if call.same_as}
+    assert same - set(PRIMITIVES) == {"Barrier", "Receive", "Send"}
+
+
+def primitive_messages() -> list:
+    if dist.get_rank() == 0:
+        ops.Send(7, 1)(given())
+        comm_func.send(given(), 1, tag=7)
+        return []
+    received = comm_func.recv(np.zeros(4), 0, tag=7)
+    return [received.tolist(), ops.Receive(7, 0, [4], np.float64)().tolist()]
+
+
+def test_messages_of_primitives_and_functions_meet():
+    answers = unisono.spawn(primitive_messages, SIZE, timeout=30)
+    assert answers == [[], [[1.0, 2.0, 3.0, 4.0]] * 2]

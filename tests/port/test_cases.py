@@ -23,7 +23,7 @@ from unisono.port.rewrite import MARK
 
 CASES = Path(__file__).parent / "cases"
 TARGETS = {
-    "torch": ["mindspore:comm_func", "mindspore:mint", "unisono"],
+    "torch": ["mindspore:comm_func", "mindspore:mint", "mindspore:ops", "unisono"],
     "mindspore": ["torch", "unisono"],
 }
 #: mint fills only the joined form, and says so when it runs.
@@ -75,6 +75,12 @@ def test_there_and_back(path: Path, target: str, ranks: int) -> None:
         return  # the prefix rule goes one way
     back = port_source(expected(path, target), path.parent.name)
     assert run(back, ranks) == run(path.read_text(), ranks)
+
+
+def test_a_layer_of_mindspore() -> None:
+    """What tests/mindspore/upstream/test_port.py runs, without LibCST, is what this makes."""
+    path = CASES / "upstream/layer.py"
+    assert port_source(path.read_text(), "mindspore:ops") == expected(path, "mindspore:ops")
 
 
 def test_marks_are_counted_once() -> None:

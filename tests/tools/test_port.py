@@ -72,7 +72,7 @@ def test_report(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("target", "text"),
-    [("mindspore:ops", "not yet possible"), ("jax", "no target 'jax'; there are torch,")],
+    [("mindspore:nn", "mindspore:ops and unisono"), ("jax", "no target 'jax'; there are torch,")],
 )
 def test_wrong_targets(target: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["port", "--to", target, "."]) == 2

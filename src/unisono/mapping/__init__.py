@@ -7,6 +7,7 @@ dataclasses of `schema.py` are the schema: an unknown key, a missing key, a valu
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import tomllib
@@ -56,6 +57,7 @@ __all__ = [
     "gradients",
     "load",
     "parse",
+    "same_function",
     "vocabulary",
 ]
 
@@ -173,6 +175,8 @@ def _check_entry(entry: Entry) -> None:
         raise MappingError(f"{entry.name}: a call is listed twice")
     for call in entry.calls:
         _check_call(call, f"{entry.name}: {call.path}")
+        if call.same_as or call.fixed:
+            _check_primitive(call, known, f"{entry.name}: {call.path}")
     for pair in entry.pairs:
         for dialect in ("torch", "mindspore"):
             path = getattr(pair, dialect)
@@ -211,6 +215,37 @@ def _check_call(call: UpstreamCall, where: str) -> None:
         raise MappingError(f"{where}: 'arguments' belongs to the style 'built', and only to it")
     if call.arguments:
         arguments(call.arguments)
+
+
+def _check_primitive(call: UpstreamCall, known: Mapping[str, UpstreamCall], where: str) -> None:
+    """Check that a primitive is compared with a function of its file, and with its own names."""
+    if not call.same_as or call.style != "built":
+        raise MappingError(f"{where}: 'same_as' and 'fixed' belong to primitives")
+    _, given = _function(call.same_as, known, where)
+    names = {argument.name for argument in (*call.parameters, *call.call_parameters)}
+    fixed = {argument.name for argument in call.fixed_parameters}
+    plain = {value.id for value in given.values() if isinstance(value, ast.Name)}
+    if unknown := sorted((plain | fixed) - names):
+        raise MappingError(f"{where}: the primitive has no parameter {unknown[0]!r}")
+
+
+def _function(
+    text: str, known: Mapping[str, UpstreamCall], where: str
+) -> tuple[str, dict[str, ast.expr]]:
+    """Read a call of comm_func: its path, and its arguments by parameter."""
+    try:
+        node = ast.parse(text, mode="eval").body
+    except SyntaxError:
+        node = ast.Constant(None)
+    if not isinstance(node, ast.Call):
+        raise MappingError(f"{where}: {text!r} is not a call")
+    path = f"mindspore.communication.{ast.unparse(node.func)}"
+    if path not in known:
+        raise MappingError(f"{where}: {path!r} is not a call of this file")
+    names = [argument.name for argument in known[path].parameters]
+    given = dict(zip(names, node.args, strict=False))
+    given.update({keyword.arg: keyword.value for keyword in node.keywords if keyword.arg})
+    return path, given
 
 
 def _check_parameters(pair: Pair, dialect: str, call: UpstreamCall, where: str) -> None:
@@ -271,6 +306,21 @@ def gradients() -> dict[str, list[UpstreamCall]]:
         if call.gradient:
             found[call.gradient].append(call)
     return found
+
+
+@functools.cache
+def same_function(primitive: UpstreamCall) -> tuple[UpstreamCall, dict[str, ast.expr]] | None:
+    """Return the function that does what a primitive does, and its arguments as expressions.
+
+    >>> function, given = same_function(calls()["mindspore.ops.Broadcast"])
+    >>> function.name, {name: ast.unparse(value) for name, value in given.items()}
+    ('broadcast', {'tensor': 'input_x', 'src': 'root_rank', 'group': 'group'})
+    """
+    if primitive.same_as is None:
+        return None
+    known = calls()
+    path, given = _function(primitive.same_as, known, primitive.path)
+    return known[path], given
 
 
 def face_path(path: str) -> str:

@@ -67,8 +67,10 @@ class Argument:
 class UpstreamCall:
     """One function or class of an upstream framework; `path` is what a program imports.
 
-    `arguments` are those of a primitive's call, after it was built with `signature`. `gradient` is
-    the backward of a call of MindSpore that takes tensors.
+    `arguments` are those of a primitive's call, after it was built with `signature`. `same_as` is
+    the function that does the same, called with the primitive's arguments, and `fixed` are the
+    values of others for which that holds; N is the size of the group. `gradient` is the backward of
+    a call of MindSpore that takes tensors.
     """
 
     path: str
@@ -76,6 +78,8 @@ class UpstreamCall:
     style: str = _one_of("style")
     gradient: str | None = _one_of("gradient", default=None)
     arguments: str | None = None
+    same_as: str | None = None
+    fixed: str | None = None
     since: str | None = None
     deprecated: str | None = None
     successor: str | None = None
@@ -94,6 +98,16 @@ class UpstreamCall:
     def parameters(self) -> tuple[Argument, ...]:
         """Return the parameters of the signature."""
         return arguments(self.signature)
+
+    @property
+    def call_parameters(self) -> tuple[Argument, ...]:
+        """Return the parameters of a primitive's call."""
+        return arguments(self.arguments or "()")
+
+    @property
+    def fixed_parameters(self) -> tuple[Argument, ...]:
+        """Return the parameters for whose default the primitive is the same as a function."""
+        return arguments(self.fixed or "()")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from unisono import mapping
 from unisono.port.plan import Action, Decision, Plan
+from unisono.port.primitives.constructors import Constructors
+from unisono.port.primitives.to_ops import Buildings
 from unisono.port.program import Reference, SourceFile, SourceTree
 from unisono.port.rules import Rule, Target, difference_text, rule_for
 from unisono.port.site import Refused, Site, given_arguments
@@ -14,6 +16,9 @@ from unisono.port.to_mindspore import plan_to_mindspore
 from unisono.port.to_torch import plan_to_torch
 
 __all__ = ["decide", "explain", "other_dialect"]
+
+#: Gradients of the table that are none.
+_NO_BACKWARD = ("no_result", "refused", "unseen")
 
 
 def other_dialect(reference: Reference, target: Target | None) -> Target | None:
@@ -28,52 +33,108 @@ def decide(program: SourceTree, file: SourceFile, target: Target | None) -> list
     """Decide on all uses in a file; those that are arguments of others go with them.
 
     Without a target each use goes to the other dialect. Uses of the target's own dialect are not
-    in the list.
+    in the list. A primitive counts by its calls; if one of them has to stay, all stay.
     """
-    decisions = []
-    for reference in file.references:
-        there = other_dialect(reference, target)
-        if there is not None:
-            decisions.append(_decide(program, file, reference, there))
+    stay: dict[Reference, Decision] = {}
+    while True:
+        decisions = _Round(program, file, stay).decide(target)
+        new = {
+            decision.reference.building: decision
+            for decision in decisions
+            if decision.verdict == Action.LEAVE and decision.reference.building is not None
+        }
+        if new.keys() <= stay.keys():
+            break
+        stay = {**new, **stay}
     consumed = {used for decision in decisions for used in decision.consumed}
     return [decision for decision in decisions if decision.reference not in consumed]
 
 
-def _decide(
-    program: SourceTree, file: SourceFile, reference: Reference, target: Target
-) -> Decision:
-    differences: list[str] = []
-    try:
-        if not _is_where_python_says(reference, file):
+class _Round:
+    """One round of decisions; `stay` are calls that keep their primitives from being ported."""
+
+    def __init__(
+        self, program: SourceTree, file: SourceFile, stay: dict[Reference, Decision]
+    ) -> None:
+        self.program, self.file, self.stay = program, file, stay
+        self.constructors = Constructors(program, file)
+        self.buildings = Buildings(program, file)
+        file.start_again()
+
+    def decide(self, target: Target | None) -> list[Decision]:
+        """Decide on all uses, those inside a call before the call."""
+        decisions = []
+        for reference in sorted(self.file.references, key=_evaluated):
+            there = other_dialect(reference, target)
+            primitive = self.file.primitives.get(reference)
+            if there is not None and (primitive is None or not primitive.calls):
+                decisions.append(self._decide(reference, there))
+        decisions = self.constructors.without_building(decisions)
+        return sorted(decisions, key=lambda one: _position(one.reference.node))
+
+    def _decide(self, reference: Reference, target: Target) -> Decision:
+        differences: list[str] = []
+        try:
+            self._check(reference)
+            if reference.call is None or reference.rest:
+                return _value(reference, target)
+            rule = _rule(reference, target)
+            site = Site(self.program, self.file, reference, rule, target)
+            differences = site.differences
+            verdict, reason, plan = self._plan(site)
+            return Decision(
+                reference,
+                verdict,
+                reason,
+                rule.target.path,
+                _differences(rule, site),
+                plan,
+                tuple(site.consumed),
+            )
+        except Refused as refused:
+            known = [*differences, *([refused.difference] if refused.difference else [])]
+            return Decision(
+                reference,
+                Action.LEAVE,
+                refused.reason,
+                _target_path(reference, target),
+                tuple(dict.fromkeys(known)),
+                consumed=tuple(_values_inside(reference, self.file)),
+            )
+
+    def _check(self, reference: Reference) -> None:
+        if not _is_where_python_says(reference, self.file):
             raise Refused("it stands inside a formatted text; give its value a name first")
         if reference.through is not None:
             raise Refused(f"it is called through the variable {reference.through!r}")
-        if reference.call is None or reference.rest:
-            return _value(reference, target)
-        rule = _rule(reference, target)
-        site = Site(program, file, reference, rule, target)
-        differences = site.differences
-        plan_for = plan_to_torch if target.dialect == "torch" else plan_to_mindspore
-        verdict, reason, plan = plan_for(site)
-        return Decision(
-            reference,
-            verdict,
-            reason,
-            rule.target.path,
-            _differences(rule, site),
-            plan,
-            tuple(site.consumed),
-        )
-    except Refused as refused:
-        known = [*differences, *([refused.difference] if refused.difference else [])]
-        return Decision(
-            reference,
-            Action.LEAVE,
-            refused.reason,
-            _target_path(reference, target),
-            tuple(dict.fromkeys(known)),
-            consumed=tuple(_values_inside(reference, file)),
-        )
+        primitive = self.file.primitives.get(reference)
+        if primitive is not None:  # without calls, or they would have been decided on
+            raise Refused(primitive.obstacle or "nothing in this file calls the primitive")
+        known = self.stay.get(reference.building) if reference.building else None
+        if known is not None:
+            if known.reference is reference:
+                difference = known.differences[-1] if known.differences else None
+                raise Refused(known.reason, difference)
+            raise Refused("the primitive stays, because another call of it stays")
+
+    def _plan(self, site: Site) -> tuple[str, str, Plan]:
+        if site.reference.building is not None:
+            self.constructors.prepare(site)
+        if site.target.dialect == "torch":
+            return plan_to_torch(site)
+        if site.target.family == "ops":
+            return self.buildings.plan(site)
+        return plan_to_mindspore(site)
+
+
+def _position(node: ast.expr) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def _evaluated(reference: Reference) -> tuple[int, int]:
+    """Return where a use ends: what is inside a call is evaluated before the call."""
+    node = reference.call or reference.node
+    return node.end_lineno or 0, node.end_col_offset or 0
 
 
 def _is_where_python_says(reference: Reference, file: SourceFile) -> bool:
@@ -86,7 +147,8 @@ def _is_where_python_says(reference: Reference, file: SourceFile) -> bool:
 
 def _values_inside(reference: Reference, file: SourceFile) -> Iterator[Reference]:
     """Yield operators and groups in the arguments of a call that stays: they stay with it."""
-    for node in ast.walk(reference.call) if reference.call is not None else ():
+    outer = [reference.call, reference.building.call if reference.building else None]
+    for node in (inner for call in outer if call is not None for inner in ast.walk(call)):
         found = file.by_node.get(node)
         if found is not None and found is not reference and found.call is None:
             yield found
@@ -96,8 +158,9 @@ def _rule(reference: Reference, target: Target) -> Rule:
     assert reference.call is not None
     calls = mapping.calls()
     given = frozenset[str]()
-    if reference.path in calls:
-        given = frozenset(given_arguments(reference.call, calls[reference.path]))
+    if reference.path in calls and reference.building is None:
+        upstream = calls[reference.path]
+        given = frozenset(given_arguments(reference.call, upstream.parameters, upstream.name))
     rule = rule_for(reference.path, target, given)
     if isinstance(rule, str):
         raise Refused(rule)
@@ -112,6 +175,8 @@ def _target_path(reference: Reference, target: Target) -> str | None:
 def _differences(rule: Rule, site: Site) -> tuple[str, ...]:
     """Return the differences that matter at this call: of what it passes, and of its result."""
     found = list(site.differences)
+    if rule.primitive is not None and rule.primitive.gradient not in (None, *_NO_BACKWARD):
+        found.append("all_reduce.gradient-in-place")
     for name in site.given:
         row = rule.row(name)
         found += [row.difference] if row.difference else []
@@ -122,6 +187,9 @@ def _differences(rule: Rule, site: Site) -> tuple[str, ...]:
             for result in rule.pair.results
             if result.difference and result.mode in modes and result.rank != "outside"
         ]
+    if rule.primitive is not None:
+        found = [name for name in found if name != "groups.tuple-or-handle"]  # it returns no pair
+        found += ["broadcast.tuple"] if rule.primitive.name == "Broadcast" else []
     return tuple(dict.fromkeys(found))
 
 

@@ -17,7 +17,7 @@ import ast
 from unisono.port.program import SourceFile
 from unisono.port.scopes import Binding, Scopes
 
-__all__ = ["is_pure", "may_be_none", "why_not_rebind"]
+__all__ = ["is_new", "is_pure", "may_be_none", "why_not_rebind"]
 
 #: Functions of a framework that return new tensors, whatever they are given.
 _MAKERS = {
@@ -123,7 +123,7 @@ def _why_not_new(binding: Binding, file: SourceFile) -> str | None:
         return None
     if binding.kind != "assignment" or binding.value is None:
         return f"{name!r} gets its value in an unpacking or in another way that is not followed"
-    if _is_new(binding.value, file.scopes):
+    if is_new(binding.value, file.scopes):
         return None
     line = getattr(binding.node, "lineno", 0)
     return f"what line {line} gives {name!r} may be known under another name"
@@ -136,17 +136,18 @@ def _is_returned(node: ast.expr, file: SourceFile) -> bool:
     return node in file.functional_calls
 
 
-def _is_new(node: ast.expr, scopes: Scopes) -> bool:
+def is_new(node: ast.expr, scopes: Scopes) -> bool:
+    """Tell whether the value of an expression is always a new tensor."""
     if isinstance(node, ast.BinOp):
         return True
     if isinstance(node, ast.IfExp):
-        return _is_new(node.body, scopes) and _is_new(node.orelse, scopes)
+        return is_new(node.body, scopes) and is_new(node.orelse, scopes)
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     owner, method = node.func.value, node.func.attr
     if _is_framework(owner, scopes):
         return method in _MAKERS
-    return method in _COPIES or (_is_new(owner, scopes) and method in {"cuda", "float", "to"})
+    return method in _COPIES or (is_new(owner, scopes) and method in {"cuda", "float", "to"})
 
 
 def _is_framework(node: ast.expr, scopes: Scopes) -> bool:

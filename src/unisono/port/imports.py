@@ -19,6 +19,7 @@ _LOCAL_NAMES = {
     "mindspore.communication": "comm",
     "mindspore.communication.comm_func": "comm_func",
     "mindspore.mint.distributed": "dist",
+    "mindspore.ops": "ops",
     "torch.distributed": "dist",
 }
 
@@ -38,9 +39,7 @@ class ImportChanges:
 def modules_in(plan: Plan) -> Iterator[str]:
     """Yield the modules that a change needs."""
     yield plan.function.rpartition(".")[0]
-    texts = [*plan.statements, *(line for _, lines in plan.later for line in lines)]
-    texts += [argument.text or "" for argument in plan.arguments or ()]
-    for text in texts:
+    for text in plan.texts:
         yield from _PLACEHOLDER.findall(text)
 
 
@@ -154,12 +153,12 @@ def _choose(file: SourceFile, module: str, dropped: set[Binding]) -> str:
     holders = [item for scope in scopes.values() for item in scope.bindings.get(word, ())]
     if holders and all(binding in dropped for binding in holders):
         return word
-    outer = module.removeprefix("unisono.").split(".")[-2]
-    return file.fresh_name(word if file.is_free(word) else f"{outer}_{word}")
+    outer = module.removeprefix("unisono.").rpartition(".")[0].rpartition(".")[2]
+    return file.fresh_name(word if file.is_free(word) or not outer else f"{outer}_{word}")
 
 
 def _import(module: str, name: str) -> str:
     outer, _, last = module.rpartition(".")
     if last == name:
-        return f"from {outer} import {last}"
+        return f"from {outer} import {last}" if outer else f"import {last}"
     return f"import {module} as {name}"

@@ -7,7 +7,7 @@ import dataclasses
 
 from unisono.port.program import Reference
 
-__all__ = ["Decision", "NewArgument", "Plan", "Action"]
+__all__ = ["ARGUMENT", "Decision", "Lines", "NewArgument", "Plan", "Action"]
 
 
 class Action:
@@ -27,19 +27,42 @@ class NewArgument:
     text: str | None = None
 
 
+#: In the text of what is called: an argument of the old call, as it is after the change.
+ARGUMENT = "{{argument {}}}"
+
+#: A statement of the program, and new ones that belong to it.
+Lines = tuple[ast.stmt, tuple[str, ...]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """A change: the new function, its arguments, and the statements around it.
 
     Texts may name modules as `«mindspore.communication»`: the name that the file uses for them
     replaces it. In `statements`, `{call}` is the new call. Without statements the call, or the name
-    without a call, is replaced where it stands. `later` are statements to put after others.
+    without a call, is replaced where it stands. `before` and `later` are statements to put before
+    and after others, `replaced` are statements in place of others. `callee` is what is called if it
+    is not the function itself. `value` is an expression with the call, and the text that takes its
+    place; the call is then made by the statements before.
     """
 
     function: str
     arguments: tuple[NewArgument, ...] | None = None
     statements: tuple[str, ...] = ()
-    later: tuple[tuple[ast.stmt, tuple[str, ...]], ...] = ()
+    later: tuple[Lines, ...] = ()
+    before: tuple[Lines, ...] = ()
+    replaced: tuple[Lines, ...] = ()
+    callee: str | None = None
+    value: tuple[ast.expr, str] | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Return all texts that may name modules."""
+        around = [
+            line for _, lines in (*self.before, *self.later, *self.replaced) for line in lines
+        ]
+        given = [argument.text or "" for argument in self.arguments or ()]
+        return (*self.statements, *around, *given, self.callee or "")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -28,7 +28,8 @@ def prefix_changes(program: SourceTree, file: SourceFile) -> tuple[list[Decision
     """Decide on all uses in a file, and say how its imports change."""
     by_binding: dict[Binding, list[Reference]] = defaultdict(list)
     for reference in file.references:
-        if not reference.prefixed and reference.through is None:
+        built_elsewhere = reference.building is not None  # its import is that of the building
+        if not reference.prefixed and reference.through is None and not built_elsewhere:
             by_binding[reference.binding].append(reference)
     decisions: list[Decision] = []
     prefixed: set[Binding] = set()

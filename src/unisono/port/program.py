@@ -6,12 +6,14 @@ import ast
 import codecs
 import dataclasses
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from unisono import mapping
 from unisono.errors import ArgumentError
-from unisono.port.scopes import Binding, Scopes
+from unisono.port.primitives.built import Primitive, primitives_in
+from unisono.port.scopes import Binding, Reference, Scopes
 
 __all__ = [
     "SourceTree",
@@ -48,28 +50,6 @@ class Unreadable:
     path: Path
     line: int
     reason: str
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Reference:
-    """One use of an upstream name; `path` is the name in the table, `rest` what follows it.
-
-    `node` is the name with all its dots. `call` is the call of it, or None where it is used as a
-    value. `through` says by which other name the program reaches it, or None.
-    """
-
-    path: str
-    rest: str
-    node: ast.expr
-    binding: Binding
-    call: ast.Call | None
-    prefixed: bool = False
-    through: str | None = None
-
-    @property
-    def dialect(self) -> str:
-        """Return "torch" or "mindspore"."""
-        return self.path.partition(".")[0]
 
 
 @functools.cache
@@ -118,6 +98,10 @@ class SourceFile:
         self.scopes = Scopes(self.tree, package)
         self.references: list[Reference] = []
         self.by_node: dict[ast.AST, Reference] = {}
+        #: Primitives by the use that builds them.
+        self.primitives: dict[Reference, Primitive] = {}
+        #: Names that take the place of expressions, whose values statements before compute.
+        self.hoisted: dict[ast.AST, str] = {}
         self._given_out: set[str] = set()
 
     def is_free(self, name: str) -> bool:
@@ -132,6 +116,13 @@ class SourceFile:
             name = f"{word}_{count}"
         self._given_out.add(name)
         return name
+
+    def start_again(self) -> None:
+        """Forget the names that were given out: another round of decisions begins."""
+        self._given_out.clear()
+        self.hoisted.clear()
+        for word in ("result_name", "loop_names"):
+            self.__dict__.pop(word, None)
 
     @functools.cached_property
     def _names(self) -> set[str]:
@@ -152,13 +143,15 @@ class SourceFile:
     def functional_calls(self) -> set[ast.AST]:
         """Return the calls that return new tensors."""
         known = mapping.calls()
-        return {
-            found.call
-            for found in self.references
-            if found.call is not None
-            and found.path in known
-            and known[found.path].style == "functional"
-        }
+        functional = set()
+        for found in self.references:
+            call = known.get(found.path)
+            if call is not None and found.building is not None:
+                same = mapping.same_function(call)
+                call = same[0] if same else None
+            if call is not None and call.style == "functional":
+                functional.add(found.call)
+        return {call for call in functional if call is not None}
 
     @functools.cached_property
     def reads_underscore(self) -> bool:
@@ -233,10 +226,35 @@ class SourceTree:
                         if module in self.by_name:
                             self.passed_on.add((module, name))
         for file in self.files:
-            file.references = sorted(
-                self._references(file), key=lambda found: (found.node.lineno, found.node.col_offset)
-            )
+            file.references = sorted(self._references(file), key=_position)
             file.by_node = {found.node: found for found in file.references}
+        for file in self.files:
+            file.primitives = {found.building: found for found in primitives_in(self, file)}
+            called = [call for found in file.primitives.values() for call in found.calls]
+            if called:
+                file.references = sorted([*file.references, *called], key=_position)
+                file.by_node |= {found.node: found for found in called}
+
+    @functools.cached_property
+    def attributes(self) -> dict[str, list[tuple[SourceFile, ast.Attribute]]]:
+        """Return every attribute that any file uses, by name."""
+        found: dict[str, list[tuple[SourceFile, ast.Attribute]]] = defaultdict(list)
+        for file in self.files:
+            for node in file.scopes.parents:
+                if isinstance(node, ast.Attribute):
+                    found[node.attr].append((file, node))
+        return found
+
+    @functools.cached_property
+    def classes(self) -> dict[str, list[set[str]]]:
+        """Return the names of the bases of all classes that have a name."""
+        found: dict[str, list[set[str]]] = defaultdict(list)
+        for file in self.files:
+            for node in file.scopes.parents:
+                if isinstance(node, ast.ClassDef):
+                    bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+                    found[node.name].append(bases)
+        return found
 
     @functools.cached_property
     def paths(self) -> frozenset[str]:
@@ -325,6 +343,10 @@ class SourceTree:
                 call = parent if isinstance(parent, ast.Call) and parent.func is node else None
                 yield Reference(*found, node, binding, call, prefixed, through)
                 break
+
+
+def _position(reference: Reference) -> tuple[int, int]:
+    return reference.node.lineno, reference.node.col_offset
 
 
 def _only_imports(bindings: list[Binding]) -> bool:

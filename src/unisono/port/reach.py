@@ -27,8 +27,10 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 def is_collective(reference: Reference) -> bool:
-    """Tell whether every rank of the group has to make a call."""
-    return reference.call is not None and not reference.rest and reference.path in _collectives()
+    """Tell whether every rank of the group has to make a call; building a primitive is none."""
+    if reference.call is None or reference.rest or reference.path not in _collectives():
+        return False
+    return reference.building is not None or reference.path not in _primitives()
 
 
 @functools.cache
@@ -40,6 +42,11 @@ def _collectives() -> frozenset[str]:
         for call in entry.calls
         if not call.name.startswith(("send_", "recv_"))
     )
+
+
+@functools.cache
+def _primitives() -> frozenset[str]:
+    return frozenset(call.path for call in mapping.calls().values() if call.style == "built")
 
 
 def unreached(file: SourceFile) -> dict[Reference, str]:

@@ -11,7 +11,7 @@ from libcst.metadata import MetadataWrapper, PositionProvider
 
 from unisono.errors import Unsupported
 from unisono.port.imports import ImportChanges
-from unisono.port.plan import Action, Decision, Plan
+from unisono.port.plan import ARGUMENT, Action, Decision, Plan
 from unisono.port.program import SourceFile
 
 __all__ = ["MARK", "rewrite"]
@@ -49,13 +49,16 @@ class _Changes:
         self.calls: dict[_Range, Plan] = {}
         self.names: dict[_Range, str] = {}
         self.statements: dict[_Range, tuple[_Range, tuple[str, ...]]] = {}
+        #: Lines before statements, each with the place of the call that it makes, if it makes one.
+        self.before: dict[_Range, list[tuple[_Range | None, str]]] = {}
         self.later: dict[_Range, list[str]] = {}
+        self.values: dict[_Range, str] = {}
         self.marks: dict[int, str] = {}
         self.touched: set[int] = set()  # lines whose old marks go
         self.imported = {
             self.place(statement): lines for statement, lines in imports.statements.items()
         }
-        for decision in decisions:
+        for decision in sorted(decisions, key=_evaluated):
             self._add(decision)
 
     @property
@@ -65,7 +68,8 @@ class _Changes:
     @property
     def places(self) -> set[_Range]:
         """Return all places where something has to change."""
-        return {*self.calls, *self.names, *self.imported, *self.statements, *self.later}
+        changed = {*self.calls, *self.names, *self.imported, *self.statements}
+        return {*changed, *self.before, *self.later, *self.values}
 
     def place(self, node: Any) -> _Range:
         """Return the place of a node as LibCST counts it: in characters, not in bytes."""
@@ -103,8 +107,23 @@ class _Changes:
         if plan.statements:
             lines = tuple(map(self.imports.fill, plan.statements))
             self.statements[self.place(statement)] = (place, lines)
+        if plan.value is not None:
+            self.values[self.place(plan.value[0])] = plan.value[1]
+        for other, texts in plan.before:
+            made = place if plan.value else None
+            lines_before = self.before.setdefault(self.place(other), [])
+            lines_before += [(made, self.imports.fill(text)) for text in texts]
         for other, texts in plan.later:
             self.later.setdefault(self.place(other), []).extend(map(self.imports.fill, texts))
+        for other, texts in plan.replaced:
+            self.touched.add(other.lineno)
+            self.imported[self.place(other)] = tuple(map(self.imports.fill, texts))
+
+
+def _evaluated(decision: Decision) -> tuple[int, int]:
+    """Return where the evaluation of a use ends: what is inside a call comes before the call."""
+    node = decision.reference.call or decision.reference.node
+    return node.end_lineno or 0, node.end_col_offset or 0
 
 
 def _mark(reason: str) -> str:
@@ -120,6 +139,7 @@ class _Rewriter(cst.CSTTransformer):
         self.changes, self.module = changes, module
         self.codes: dict[_Range, str] = {}
         self.done: set[_Range] = set()
+        self.gone: list[cst.SimpleStatementLine] = []
 
     def _place(self, node: cst.CSTNode) -> _Range:
         found = self.get_metadata(PositionProvider, node)
@@ -133,9 +153,15 @@ class _Rewriter(cst.CSTTransformer):
         if plan is None:
             return updated_node
         self.done.add(place)
+        imports = self.changes.imports
         module, _, name = plan.function.rpartition(".")
+        function = imports.fill(plan.callee) if plan.callee else f"{imports.names[module]}.{name}"
+        for number, argument in enumerate(updated_node.args):
+            text = ARGUMENT.format(number)
+            if text in function:
+                function = function.replace(text, self.module.code_for_node(argument.value))
         new = updated_node.with_changes(
-            func=cst.parse_expression(f"{self.changes.imports.names[module]}.{name}"),
+            func=cst.parse_expression(function),
             args=self._arguments(updated_node, plan),
         )
         self.codes[place] = self.module.code_for_node(new)
@@ -199,14 +225,18 @@ class _Rewriter(cst.CSTTransformer):
         if len(original_node.body) > 1:
             return self._several(original_node, updated_node).with_changes(leading_lines=leading)
         if lines is None:
-            new: list[Any] = [updated_node]
+            new: list[Any] = [updated_node.with_changes(leading_lines=())]
         else:
             new = [self._parse(line) for line in lines]
+        new = [*self._before(place), *new]
         if place in self.changes.later:
             self.done.add(place)
             new += [self._parse(line) for line in self.changes.later[place]]
         if not new:
-            return cst.RemoveFromParent()
+            # Comments above outlive the statement; the block gives them to the next one.
+            gone = cst.SimpleStatementLine([cst.Pass()], [line for line in leading if line.comment])
+            self.gone.append(gone)
+            return gone
         new[0] = new[0].with_changes(leading_lines=leading)
         if lines is not None and isinstance(new[-1], cst.SimpleStatementLine):
             new[-1] = new[-1].with_changes(trailing_whitespace=updated_node.trailing_whitespace)
@@ -214,6 +244,14 @@ class _Rewriter(cst.CSTTransformer):
             comment = cst.EmptyLine(comment=updated_node.trailing_whitespace.comment)
             new[0] = new[0].with_changes(leading_lines=[*leading, comment])
         return cst.FlattenSentinel(new)
+
+    def _before(self, place: _Range) -> list[Any]:
+        found = self.changes.before.get(place, [])
+        self.done |= {place} if found else set()
+        return [
+            self._parse(line.replace("{call}", self.codes[call]) if call else line)
+            for call, line in found
+        ]
 
     def _lines(self, place: _Range) -> tuple[str, ...] | None:
         if place in self.changes.imported:
@@ -250,12 +288,51 @@ class _Rewriter(cst.CSTTransformer):
         return updated.with_changes(body=small or [cst.Pass()])
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
-        """Put marks above compound statements too."""
+        """Put names in place of expressions, and marks and statements above compound statements."""
         result = super().on_leave(original_node, updated_node)
+        if isinstance(result, cst.BaseExpression) and self.changes.values:
+            place = self._place(original_node)
+            if place in self.changes.values:
+                self.done.add(place)
+                new: Any = cst.parse_expression(self.changes.values[place])
+                around: Any = original_node
+                return new.with_changes(
+                    lpar=[*around.lpar, *new.lpar], rpar=[*new.rpar, *around.rpar]
+                )
         if isinstance(result, cst.BaseCompoundStatement) and hasattr(result, "leading_lines"):
-            leading = self._leading(result.leading_lines, self._place(original_node)[0])
-            return cast(Any, result).with_changes(leading_lines=leading)
+            place = self._place(original_node)
+            leading = self._leading(result.leading_lines, place[0])
+            before = self._before(place)
+            if not before:
+                return cast(Any, result).with_changes(leading_lines=leading)
+            before[0] = before[0].with_changes(leading_lines=leading)
+            return cst.FlattenSentinel([*before, cast(Any, result).with_changes(leading_lines=())])
         return result
+
+    def leave_IndentedBlock(  # noqa: N802
+        self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
+    ) -> cst.BaseSuite:
+        return cast(cst.BaseSuite, self._without_gone(updated_node))
+
+    def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:  # noqa: N802
+        return cast(cst.Module, self._without_gone(updated_node))
+
+    def _without_gone(self, block: Any) -> Any:
+        """Leave statements out, and give the comments above them to the next ones."""
+        if not any(statement is gone for statement in block.body for gone in self.gone):
+            return block
+        body: list[Any] = []
+        comments: list[cst.EmptyLine] = []
+        for statement in block.body:
+            lines = [*comments, *statement.leading_lines]
+            if any(statement is gone for gone in self.gone):
+                comments = lines
+            else:
+                body.append(statement.with_changes(leading_lines=lines))
+                comments = []
+        if not body and isinstance(block, cst.IndentedBlock):
+            body, comments = [cst.SimpleStatementLine([cst.Pass()], comments)], []
+        return block.with_changes(body=body, footer=[*comments, *block.footer])
 
     def _leading(self, lines: Sequence[cst.EmptyLine], number: int) -> list[cst.EmptyLine]:
         """Return the comments above a statement, with the mark that it has to have."""

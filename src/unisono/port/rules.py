@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 
@@ -14,6 +15,7 @@ __all__ = ["Row", "Rule", "Target", "difference_text", "rule_for"]
 _FAMILIES = {
     "comm_func": "mindspore.communication.comm_func",
     "mint": "mindspore.mint.distributed",
+    "ops": "mindspore.ops",
 }
 #: Where the table has two counterparts: mint's new_group is called by every rank and returns what
 #: can be handed on, as torch's does; create_group is called by members only.
@@ -30,7 +32,7 @@ class Target:
 
     @classmethod
     def parse(cls, text: str, version: str | None = None) -> Target:
-        """Read `torch`, `unisono`, `mindspore`, `mindspore:comm_func` or `mindspore:mint`."""
+        """Read `torch`, `unisono`, `mindspore`, or `mindspore:` with one of its modules."""
         dialect, _, family = text.partition(":")
         version = version or mapping.vocabulary()["checked"]["mindspore"]
         if version not in mapping.vocabulary()["versions"]["mindspore"]:
@@ -42,14 +44,8 @@ class Target:
             return cls(dialect, version=version)
         if dialect == "mindspore" and family in ("", *_FAMILIES):
             return cls(dialect, family or "comm_func", version)
-        if text == "mindspore:ops":
-            raise ArgumentError(
-                "mindspore:ops is not yet possible: a primitive is built in one place and called "
-                "in another; use mindspore:comm_func or mindspore:mint"
-            )
-        raise ArgumentError(
-            f"no target {text!r}; there are torch, mindspore:comm_func, mindspore:mint and unisono"
-        )
+        known = ", ".join(f"mindspore:{name}" for name in _FAMILIES)
+        raise ArgumentError(f"no target {text!r}; there are torch, {known} and unisono")
 
     @property
     def text(self) -> str:
@@ -79,8 +75,14 @@ class Rule:
 
     @property
     def same_shape(self) -> bool:
-        """Tell whether both sides write into their arguments, or neither moves a tensor."""
-        return self.source.style == self.target.style
+        """Tell whether both sides write into their arguments, or neither returns a tensor."""
+        styles = {self.source.style, self.target.style}
+        return len(styles) == 1 or styles == {"plain", "built"}
+
+    @property
+    def primitive(self) -> UpstreamCall | None:
+        """Return the primitive that one side is, if one is."""
+        return next((side for side in (self.source, self.target) if side.style == "built"), None)
 
     def row(self, name: str) -> Row:
         """Return the row of a parameter of the source."""
@@ -91,8 +93,15 @@ class Rule:
         assert self.pair is not None
         for result in self.pair.results:
             if result.mode in (mode, "any") and result.rank in ("every", "root"):
-                return result.mindspore.returns
+                returns = result.mindspore.returns
+                return returns.removesuffix("_none") if self.primitive else returns
         return "absent"
+
+    @property
+    def shape(self) -> str | None:
+        """Return the shape of what MindSpore's call returns."""
+        assert self.pair is not None
+        return self.pair.results[0].mindspore.shape
 
     @property
     def only_root(self) -> bool:
@@ -146,10 +155,7 @@ def _find(path: str, target: Target, given: frozenset[str], entry: Entry) -> Rul
     calls = mapping.calls()
     source = calls[path]
     if source.style == "built":
-        return (
-            f"primitives such as {source.name} are not ported yet: they are built in one place and "
-            "called in another; `--to unisono` runs them as they are"
-        )
+        return _from_primitive(source, target, given, entry)
     if target.dialect == "mindspore" and target.family == "mint":
         return _by_name(source, _FAMILIES["mint"], entry)
     if target.dialect == "torch" and not path.startswith("mindspore.communication."):
@@ -178,7 +184,69 @@ def _find(path: str, target: Target, given: frozenset[str], entry: Entry) -> Rul
         )
         for row in pair.parameters
     )
-    return Rule(source, calls[other], rows, pair)
+    rule = Rule(source, calls[other], rows, pair)
+    return _to_primitive(rule, given, entry) if target.family == "ops" else rule
+
+
+# ---- primitives ----------------------------------------------------------------------------------
+
+
+def _from_primitive(
+    primitive: UpstreamCall, target: Target, given: frozenset[str], entry: Entry
+) -> Rule | str:
+    """Make a rule from that for the function that does the same."""
+    same = mapping.same_function(primitive)
+    if same is None:
+        return f"torch.distributed has no call that does what {primitive.name} does"
+    rule = _find(same[0].path, target, given, entry)
+    if isinstance(rule, str):
+        return rule
+    names = _names(primitive)
+    rows = [dataclasses.replace(row, source=names.get(row.source)) for row in rule.rows]
+    rows += [Row("fixed", name, None) for name in _others(primitive, names)]
+    return dataclasses.replace(rule, source=primitive, rows=tuple(rows))
+
+
+def _to_primitive(rule: Rule, given: frozenset[str], entry: Entry) -> Rule | str:
+    """Put the primitive that does the same in the place of a function of comm_func."""
+    if not rule.target.path.startswith(_FAMILIES["comm_func"]):
+        return rule
+    fitting = [
+        call
+        for call in entry.calls
+        if (same := mapping.same_function(call)) and same[0].path == rule.target.path
+    ]
+    if not fitting:
+        return f"MindSpore has no primitive for {rule.source.name}; comm_func and mint have a call"
+    rules = [_with_primitive(rule, primitive) for primitive in fitting]
+    return min(rules, key=lambda one: sum(one.row(name).target is None for name in given))
+
+
+def _with_primitive(rule: Rule, primitive: UpstreamCall) -> Rule:
+    names = _names(primitive)
+    rows = []
+    for row in rule.rows:
+        target = names.get(row.target)
+        kept = [key for key in row.changes if target or key != "tensors_to_shapes"]
+        rows.append(dataclasses.replace(row, target=target, changes=tuple(kept)))
+    rows += [Row("fixed", None, name) for name in _others(primitive, names)]
+    return dataclasses.replace(rule, target=primitive, rows=tuple(rows))
+
+
+def _names(primitive: UpstreamCall) -> dict[str | None, str]:
+    """Return the primitive's names for the parameters of the function that does the same."""
+    same = mapping.same_function(primitive)
+    assert same is not None
+    return {name: value.id for name, value in same[1].items() if isinstance(value, ast.Name)}
+
+
+def _others(primitive: UpstreamCall, names: dict[str | None, str]) -> list[str]:
+    """Return the parameters of a primitive that the function does not have."""
+    every = (*primitive.parameters, *primitive.call_parameters)
+    return [argument.name for argument in every if argument.name not in names.values()]
+
+
+# ---- choosing ------------------------------------------------------------------------------------
 
 
 def _fits(pair: Pair, given: frozenset[str]) -> bool:

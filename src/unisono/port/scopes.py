@@ -6,7 +6,7 @@ import ast
 import dataclasses
 from collections import defaultdict
 
-__all__ = ["Binding", "Scope", "Scopes"]
+__all__ = ["Binding", "Reference", "Scope", "Scopes"]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -21,6 +21,30 @@ class Binding:
     kind: str  # "import", "parameter", "assignment", "loop", "definition" or "other"
     path: str | None = None
     value: ast.expr | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reference:
+    """One use of an upstream name; `path` is the name in the table, `rest` what follows it.
+
+    `node` is the name with all its dots. `call` is the call of it, or None where it is used as a
+    value. `through` says by which other name the program reaches it, or None. For the call of a
+    primitive, `node` is what is called, and `building` the use that has built it.
+    """
+
+    path: str
+    rest: str
+    node: ast.expr
+    binding: Binding
+    call: ast.Call | None
+    prefixed: bool = False
+    through: str | None = None
+    building: Reference | None = None
+
+    @property
+    def dialect(self) -> str:
+        """Return "torch" or "mindspore"."""
+        return self.path.partition(".")[0]
 
 
 @dataclasses.dataclass(eq=False)
@@ -79,6 +103,11 @@ class Scopes:
         while found[-1] in self.parents:
             found.append(self.parents[found[-1]])
         return found
+
+    def is_bound_once(self, scope: Scope, name: str) -> bool:
+        """Tell whether one statement alone gives a name its value, also by way of `global`."""
+        others = any(name in other.elsewhere for other in self.scope_of.values())
+        return len(scope.bindings[name]) == 1 and not others
 
     # ---- building ----
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import copy
 import re
 
-from unisono.mapping import UpstreamCall
+from unisono.mapping import Argument
 from unisono.port.flow import is_pure, may_be_none
 from unisono.port.plan import NewArgument
 from unisono.port.program import Reference, SourceFile, SourceTree
@@ -36,26 +37,57 @@ class Refused(Exception):
         self.reason, self.difference = reason, difference
 
 
-def given_arguments(call: ast.Call, upstream: UpstreamCall) -> dict[str, tuple[int, ast.expr]]:
+def given_arguments(
+    call: ast.Call, parameters: tuple[Argument, ...], function: str
+) -> dict[str, tuple[int, ast.expr]]:
     """Return the arguments of a call by parameter: their number in the call, and their value."""
     if any(isinstance(argument, ast.Starred) for argument in call.args) or any(
         keyword.arg is None for keyword in call.keywords
     ):
         raise Refused("it passes arguments with * or **, so which ones is not known here")
-    names = [argument.name for argument in upstream.parameters if not argument.keyword_only]
+    names = [argument.name for argument in parameters if not argument.keyword_only]
     if len(call.args) > len(names):
-        raise Refused(f"{upstream.name} takes {len(names)} arguments, and this call has more")
+        raise Refused(f"{function} takes {len(names)} arguments, and this call has more")
     found = {
         name: (index, value)
         for index, (name, value) in enumerate(zip(names, call.args, strict=False))
     }
-    known = {argument.name for argument in upstream.parameters}
+    known = {argument.name for argument in parameters}
     for index, keyword in enumerate(call.keywords, len(call.args)):
         assert keyword.arg is not None
         if keyword.arg not in known:
-            raise Refused(f"{upstream.name} has no parameter {keyword.arg!r}")
+            raise Refused(f"{function} has no parameter {keyword.arg!r}")
         found[keyword.arg] = (index, keyword.value)
     return found
+
+
+def _order(item: tuple[str, tuple[int | None, ast.expr]]) -> tuple[bool, int]:
+    """Put arguments of the call first, in their order, and then those of a constructor."""
+    index = item[1][0]
+    return index is None, index or 0
+
+
+class _Replaced(ast.NodeTransformer):
+    """Put the names of values that are computed before in place of expressions."""
+
+    def __init__(self, file: SourceFile) -> None:
+        self.file = file
+        self.uses: list[ast.AST] = []
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        """Return a copy of a node, with names in it; remember uses of a dialect that stay."""
+        if node in self.file.hoisted:
+            return ast.Name(self.file.hoisted[node])
+        if node in self.file.by_node:
+            self.uses.append(node)
+        return self.generic_visit(copy.copy(node))
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        """Copy the lists of a copied node too."""
+        for field, value in ast.iter_fields(node):
+            if isinstance(value, list):
+                setattr(node, field, list(value))
+        return super().generic_visit(node)
 
 
 class Site:
@@ -72,13 +104,27 @@ class Site:
         assert reference.call is not None
         self.program, self.file, self.reference = program, file, reference
         self.rule, self.target, self.call = rule, target, reference.call
-        self.given = given_arguments(self.call, rule.source)
+        #: Arguments by parameter: their number in the call, None for those of a constructor.
+        self.given: dict[str, tuple[int | None, ast.expr]] = {}
+        #: What stands for the arguments of a constructor where the primitive is called.
+        self.constructed: dict[ast.expr, str] = {}
+        self._read_arguments()
         self.notes: list[str] = []
         self.differences: list[str] = []
         self.consumed: list[Reference] = []
         self.average = False
         if target.dialect == "mindspore" and rule.pair is None:
             self._check_lists()
+
+    def _read_arguments(self) -> None:
+        source, building = self.rule.source, self.reference.building
+        if building is None:
+            self.given |= given_arguments(self.call, source.parameters, source.name)
+            return
+        assert building.call is not None
+        built = given_arguments(building.call, source.parameters, source.name)
+        self.given |= given_arguments(self.call, source.call_parameters, source.name)
+        self.given |= {name: (None, value) for name, (_, value) in built.items()}
 
     # ---- what the call says ----
 
@@ -91,13 +137,23 @@ class Site:
 
     def text(self, node: ast.expr) -> str:
         """Return the source of an argument, for a statement of its own."""
-        if any(inner in self.file.by_node for inner in ast.walk(node)):
+        if node in self.constructed:
+            return self.constructed[node]
+        replaced = _Replaced(self.file)
+        text = ast.unparse(replaced.visit(node))
+        if replaced.uses:
             raise Refused("an argument calls the other dialect itself; give it a name first")
-        return ast.unparse(node)
+        return text
 
     def reference_at(self, node: ast.expr) -> Reference | None:
         """Return the use of a dialect that an expression is."""
         return self.file.by_node.get(node)
+
+    @property
+    def _returns_tensors(self) -> bool:
+        """Tell whether the target is comm_func or a primitive: no average, no None for a group."""
+        target = self.rule.target
+        return target.style == "built" or target.path.startswith("mindspore.communication.")
 
     @property
     def mode(self) -> str:
@@ -113,7 +169,7 @@ class Site:
     def group_text(self) -> str:
         """Return the group as an argument of another call, or nothing for the world."""
         value = self.value("group")
-        if value is None or self._is_world(value):
+        if value is None or self.is_world(value):
             return ""
         return self.text(value)
 
@@ -125,9 +181,11 @@ class Site:
         `first` are texts that come before all others, `replaced` are texts by the target's names.
         """
         order = [a.name for a in self.rule.target.parameters if not a.keyword_only]
+        if self.rule.target.style == "built":
+            order = []  # some belong to the constructor, and some to the call
         found = [NewArgument(None, text=text) for text in first]
         done: set[str] = set()
-        for source, (index, value) in sorted(self.given.items(), key=lambda item: item[1][0]):
+        for source, (index, value) in sorted(self.given.items(), key=_order):
             row = self.rule.row(source)
             target = row.target
             if target is None:
@@ -138,34 +196,44 @@ class Site:
             if target not in replaced:
                 argument = self._argument(row, target, index, value)
             if argument is not None:
-                positional = index < len(self.call.args)
+                positional = index is not None and index < len(self.call.args)
                 here = all(other.keyword is None for other in found)
-                if positional and here and order.index(target) == len(found):
+                if positional and here and order[len(found) : len(found) + 1] == [target]:
                     argument = NewArgument(None, argument.old, argument.text)
                 found.append(argument)
         missing = [NewArgument(name, text=text) for name, text in replaced.items()]
-        return (*found, *(argument for argument in missing if argument.keyword not in done))
+        found += [argument for argument in missing if argument.keyword not in done]
+        if self.reference.building is not None:  # two calls had their own orders
+            found.sort(key=lambda one: order.index(one.keyword) if one.keyword else -1)
+            if found and found[0].keyword == order[0]:
+                found[0] = NewArgument(None, found[0].old, found[0].text)
+        return tuple(found)
 
-    def _argument(self, row: Row, target: str, index: int, value: ast.expr) -> NewArgument | None:
+    def _argument(
+        self, row: Row, target: str, index: int | None, value: ast.expr
+    ) -> NewArgument | None:
         if row.role == "op":
             return self._operator(target, index, value)
         if row.role == "group":
             return self._group(target, index, value)
         if row.role in ("root", "peer") and isinstance(value, ast.Constant) and value.value is None:
             raise Refused(f"{row.source} is None", row.difference)
-        return NewArgument(target, index)
+        return self._kept(target, index, value)
+
+    def _kept(self, target: str, index: int | None, value: ast.expr) -> NewArgument:
+        return NewArgument(target, index, self.text(value) if index is None else None)
 
     def _drop(self, row: Row, name: str, value: ast.expr) -> None:
         """Leave an argument out that the other side lacks, if that changes nothing."""
         harmless = isinstance(value, ast.Constant) and value.value in (None, False, "", -1)
         if row.role in _HINTS:
             self.notes.append(f"{name} is left out: it is a hint for one library")
-        elif row.role not in ("output", "in_out") and not harmless:
+        elif row.role not in ("output", "in_out", "template", "fixed") and not harmless:
             text = difference_text(row.difference)
             other = self.rule.target.path
             raise Refused(text or f"{other} has no parameter for {name}", row.difference)
 
-    def _operator(self, target: str, index: int, value: ast.expr) -> NewArgument:
+    def _operator(self, target: str, index: int | None, value: ast.expr) -> NewArgument:
         self.differences.append("groups.operators")
         found = self.reference_at(value)
         if self.target.dialect == "torch":
@@ -176,9 +244,9 @@ class Site:
         if text is None:
             raise Refused(f"MindSpore has no operator {found.rest}", "groups.operators")
         if text == "avg":
-            if self.rule.target.path.startswith("mindspore.communication."):
+            if self._returns_tensors:
                 if self.mode != "sync" or self.value("in_out") is None:
-                    raise Refused("comm_func cannot average here; divide the sum yourself")
+                    raise Refused("MindSpore cannot average here; divide the sum yourself")
                 self.average, text = True, "sum"
             elif self.target.version != "2.10":
                 raise Refused("MindSpore has the operator avg since 2.10; divide the sum yourself")
@@ -186,7 +254,7 @@ class Site:
         return NewArgument(target, index, f'"{text}"')
 
     def _torch_operator(
-        self, target: str, index: int, value: ast.expr, found: Reference | None
+        self, target: str, index: int | None, value: ast.expr, found: Reference | None
     ) -> NewArgument:
         name = value.value if isinstance(value, ast.Constant) else None
         if found is not None and found.path == "mindspore.ops.ReduceOp":
@@ -198,7 +266,8 @@ class Site:
                 return NewArgument(target, index, operator)
         raise Refused("the operator is a variable; its value may be a string")
 
-    def _is_world(self, value: ast.expr) -> bool:
+    def is_world(self, value: ast.expr) -> bool:
+        """Tell whether an argument means the group of all ranks."""
         if isinstance(value, ast.Constant):
             world = isinstance(value.value, str) and re.fullmatch(r"\w+_world_group", value.value)
             return value.value is None or bool(world)
@@ -210,8 +279,8 @@ class Site:
             return True
         return False
 
-    def _group(self, target: str, index: int, value: ast.expr) -> NewArgument | None:
-        if self._is_world(value):
+    def _group(self, target: str, index: int | None, value: ast.expr) -> NewArgument | None:
+        if self.is_world(value):
             self.differences.append("groups.world")
             return None
         self.differences.append("groups.object-or-name")
@@ -224,17 +293,15 @@ class Site:
                 raise Refused(
                     "the group may be a name that create_group got", "groups.object-or-name"
                 )
-        elif self.rule.target.path.startswith("mindspore.communication.") and may_be_none(
-            value, self.file.scopes
-        ):
+        elif self._returns_tensors and may_be_none(value, self.file.scopes):
             if not is_pure(value):
                 raise Refused(
-                    "the group may be None, which comm_func refuses; give it a name first"
+                    "the group may be None, which MindSpore refuses here; give it a name first"
                 )
             text = self.text(value)
             world = f"{_COMM}.GlobalComm.WORLD_COMM_GROUP"
             return NewArgument(target, index, f"{text} if {text} is not None else {world}")
-        return NewArgument(target, index)
+        return self._kept(target, index, value)
 
     def _check_lists(self) -> None:
         """Refuse lists that only one rank has: mint's gather and scatter need them on all."""

@@ -326,7 +326,7 @@ class _Functional:
     ) -> tuple[str, str, Plan]:
         notes = list(self.site.notes)
         if self.site.average:
-            notes.append("comm_func has no average: the sum is divided")
+            notes.append("MindSpore has no average here: the sum is divided")
         if identity is None:
             verdict, reason = Action.REWRITE, "the name is bound to the new tensor"
         else:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from unisono.port.flow import is_pure, why_not_rebind
+from unisono.port.flow import is_new, is_pure, why_not_rebind
 from unisono.port.plan import Action, Plan
+from unisono.port.primitives.hoist import statement_before
 from unisono.port.rules import difference_text
 from unisono.port.site import Refused, Site
 from unisono.port.to_mindspore import check_place
@@ -15,6 +16,14 @@ __all__ = ["plan_to_torch"]
 _DIST = "«torch.distributed»"
 #: MindSpore's default of a root, which torch wants to be told.
 _DEFAULT_ROOT = "0"
+#: Calls with one tensor on every rank, where torch has a list on one.
+_ONE_SIDED = {
+    "batch_isend_irecv",
+    "gather_into_tensor",
+    "scatter_tensor",
+    "CollectiveGather",
+    "CollectiveScatter",
+}
 
 
 def plan_to_torch(site: Site) -> tuple[str, str, Plan]:
@@ -40,6 +49,10 @@ def plan_to_torch(site: Site) -> tuple[str, str, Plan]:
         and row.source not in site.given
     }
     if rule.same_shape:
+        if rule.source.name == "Send" and not isinstance(
+            site.file.scopes.parents[site.call], ast.Expr
+        ):
+            raise Refused("it uses what Send returns, and torch's send returns nothing")
         plan = Plan(rule.target.path, site.arguments(**roots))
         return Action.REWRITE, "; ".join(["the same call with other names", *site.notes]), plan
     return _InPlace(site, roots).plan()
@@ -60,17 +73,21 @@ class _InPlace:
     def __init__(self, site: Site, roots: dict[str, str]) -> None:
         self.site, self.rule, self.file = site, site.rule, site.file
         self.replaced, self.first, self.input = {**roots}, list[str](), ""
+        self.value: tuple[ast.expr, str] | None = None
         site.differences += ["groups.new-tensor"]
 
     def plan(self) -> tuple[str, str, Plan]:
         """Return the verdict, its reason and the change."""
         name = self.rule.source.name
-        if name in ("gather_into_tensor", "scatter_tensor", "batch_isend_irecv"):
+        if name in _ONE_SIDED:
             raise Refused(
                 f"torch's {self.rule.target.name} works with lists that only one rank has; "
                 "write the two sides by hand"
             )
         result, handle, statement = self._names()
+        if self.rule.source.name == "Receive":
+            lines, reason = self._received(result)
+            return self._done(lines, reason, statement)
         source = self._source()
         reads = {node.id for node in ast.walk(self.site.call) if isinstance(node, ast.Name)}
         in_place = next((row for row in self.rule.rows if row.role in ("in_out", "template")), None)
@@ -98,40 +115,60 @@ class _InPlace:
                 self.replaced[output.target] = text
         if self.rule.only_root:
             root = self.site.value("root")
-            if root is not None and not is_pure(root):
+            if root is not None and not is_pure(root) and root not in self.site.constructed:
                 raise Refused(
                     "the rank that gets the result is an expression; give it a name first"
                 )
             text = self.site.text(root) if root is not None else _DEFAULT_ROOT
             lines.append(f"if {_DIST}.get_rank() != {text}:\n    {result}.zero_()")
-        check_place(tuple(lines), statement, self.file.scopes.parents)
+        return self._done(lines, reason, statement)
+
+    def _done(self, lines: list[str], reason: str, statement: ast.stmt) -> tuple[str, str, Plan]:
+        there = (*lines, "the statement itself") if self.value else tuple(lines)
+        check_place(there, statement, self.file.scopes.parents)
         arguments = self.site.arguments(*self.first, **self.replaced)
-        return Action.REWRITE, reason, Plan(self.rule.target.path, arguments, tuple(lines))
+        reason = "; ".join([reason, *self.site.notes])
+        if self.value is None:
+            return Action.REWRITE, reason, Plan(self.rule.target.path, arguments, tuple(lines))
+        self.file.hoisted[self.value[0]] = self.value[1]
+        before = ((statement, tuple(lines)),)
+        plan = Plan(self.rule.target.path, arguments, before=before, value=self.value)
+        return Action.REWRITE, reason, plan
 
     def _names(self) -> tuple[str, str | None, ast.stmt]:
         """Return the names that get the result and the handle, and the statement."""
         parents = self.file.scopes.parents
-        value: ast.AST = self.site.call
+        value: ast.expr = self.site.call
         outer = parents[value]
         pair = self.rule.returns(self._mode).endswith(("_none", "_handle"))
-        first = False
-        if pair and isinstance(outer, ast.Subscript) and ast.unparse(outer.slice) == "0":
-            value, outer, first = outer, parents[outer], True
+        alone = not pair and not self._in_tuple
+        if not alone and isinstance(outer, ast.Subscript) and ast.unparse(outer.slice) == "0":
+            value, outer, alone = outer, parents[outer], True
         if isinstance(outer, ast.Expr):
             raise Refused("nobody takes the result", "groups.new-tensor")
-        if not isinstance(outer, ast.Assign) or len(outer.targets) != 1:
-            raise Refused(
-                "the result is used inside an expression; give the call a line of its own"
-            )
-        target = outer.targets[0]
-        if pair and not first:
-            if isinstance(target, ast.Tuple) and len(target.elts) == 2:
+        if isinstance(outer, ast.Assign) and len(outer.targets) == 1:
+            target = outer.targets[0]
+            if alone and isinstance(target, ast.Name):
+                return target.id, None, outer
+            if pair and not alone and isinstance(target, ast.Tuple) and len(target.elts) == 2:
                 result, handle = target.elts
                 if isinstance(result, ast.Name) and isinstance(handle, ast.Name):
                     return result.id, None if handle.id == "_" else handle.id, outer
-        elif isinstance(target, ast.Name):
-            return target.id, None, outer
-        raise Refused("the result is not bound to plain names")
+        if pair and not alone:
+            raise Refused(
+                "the pair that it returns is not taken apart here", "groups.tuple-or-handle"
+            )
+        if self.site.mode != "sync":
+            raise Refused("the result is used before the program waits for it")
+        statement = statement_before(value, self.site.call, self.file)
+        result_name = self.file.fresh_name("result")
+        self.value = (value, result_name if alone else f"({result_name},)")
+        return result_name, None, statement
+
+    @property
+    def _in_tuple(self) -> bool:
+        """Tell whether the primitive takes its tensor in a tuple, and returns a tuple."""
+        return self.rule.source.path == "mindspore.ops.Broadcast"
 
     @property
     def _mode(self) -> str:
@@ -141,7 +178,24 @@ class _InPlace:
         value = self.site.value("in_out", "input", "template")
         if value is None:
             raise Refused("it passes no tensor")
-        return value
+        if not self._in_tuple:
+            return value
+        elements = value.elts if isinstance(value, ast.Tuple | ast.List) else []
+        if len(elements) != 1 or isinstance(elements[0], ast.Starred):
+            raise Refused("it does not pass a tuple with one tensor", "broadcast.tuple")
+        row = next(row for row in self.rule.rows if row.role == "in_out")
+        assert row.target is not None
+        self.replaced[row.target] = self.site.text(elements[0])
+        return elements[0]
+
+    def _received(self, result: str) -> tuple[list[str], str]:
+        """Return the lines for a primitive that knows shape and dtype of what it receives."""
+        shape, dtype = (self.site.text(self.site.given[name][1]) for name in ("shape", "dtype"))
+        row = next(row for row in self.rule.rows if row.role == "template")
+        assert row.target is not None
+        self.replaced[row.target] = result
+        lines = [f"{result} = «torch».empty({shape}, dtype={dtype})", _call(None)]
+        return lines, "the result gets memory before the call"
 
     def _same_tensor(
         self, result: str, handle: str | None, source: ast.expr
@@ -153,13 +207,15 @@ class _InPlace:
         if same and why_not_rebind(source, self.site.call, self.file) is None:
             return [_call(handle)], "nobody else has the tensor, so it can be overwritten"
         text = self.site.text(source)
-        text = text if is_pure(source) or isinstance(source, ast.Call) else f"({text})"
         self.replaced[row.target] = result
+        if source in self.file.hoisted or is_new(source, self.file.scopes):
+            return [f"{result} = {text}", _call(handle)], "nobody else has the tensor"
+        text = text if is_pure(source) or isinstance(source, ast.Call) else f"({text})"
         return [f"{result} = {text}.clone()", _call(handle)], "the input stays as it was"
 
     def _named(self, source: ast.expr) -> list[str]:
         """Give the input a name if it is an expression: its shape is needed too."""
-        if is_pure(source):
+        if is_pure(source) or source in self.file.hoisted:
             return []
         row = next(row for row in self.rule.rows if row.role == "input")
         assert row.target is not None
@@ -180,10 +236,18 @@ class _InPlace:
                 return f"{text}.new_empty({shape})"
             part = self.file.loop_names[0]
             return f"tuple({text}[0].new_empty({part}) for {part} in {shape})"
-        if self.rule.source.name == "all_gather_into_tensor":
-            return f"{text}.new_empty(({size} * {text}.shape[0], *{text}.shape[1:]))"
-        if self.rule.source.name == "reduce_scatter_tensor":
+        if self.rule.shape == "(N*d0, d1, ...)":
+            # A tensor without dimensions is one row, so the first one is not multiplied.
+            return f"{text}.new_empty(({size}, *{text}.shape)).reshape(-1, *{text}.shape[1:])"
+        if self.rule.shape == "(d0/N, ...)":
             return f"{text}.new_empty(({text}.shape[0] // {size}, *{text}.shape[1:]))"
+        if self.rule.source.name == "AlltoAll":
+            return f"{text}.new_empty({text}.shape)"
+        if self.rule.source.name == "AlltoAllV":
+            counts = self.site.given["recv_numel_list"][1]
+            if not isinstance(counts, ast.Name | ast.Attribute | ast.List | ast.Tuple):
+                raise Refused("how much it receives is an expression; give it a name first")
+            return f"{text}.new_empty(sum({self.site.text(counts)}))"
         raise Refused(f"the shape of what {self.rule.source.name} returns is not known")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,3 +39,18 @@ def test_results_are_copied_back() -> None:
     pytest.importorskip("mindspore")
     expected = [[3.0, 3.0], [3.0, 3.0], [[3.0, 3.0], [3.0, 3.0]], 4.0]
     assert unisono.spawn(copies, 2, timeout=60) == [expected, expected]
+
+
+def test_primitives_on_tensors_of_mindspore() -> None:
+    """Ported to primitives, a layer computes what torch's calls would."""
+    pytest.importorskip("mindspore")
+    path = Path(__file__).parents[2] / "port/cases/upstream/mindspore_ops/layer.py"
+    source = path.read_text()
+    for old in ("from mindspore import ops", "import mindspore.communication"):
+        assert old in source
+        source = source.replace(old, old.replace(" mindspore", " unisono.mindspore", 1))
+    module = types.ModuleType("program")
+    exec(compile(source, str(path), "exec"), module.__dict__)
+    first, second = unisono.spawn(module.main, 2, timeout=60)
+    assert first == [[6.0, 6.0], [4.0, 4.0], [4.0] * 4, [8.0, 8.0], [8.0, 8.0]]
+    assert second == [[3.0, 3.0], [4.0, 4.0], [4.0] * 4, [60.0, 60.0], [8.0, 8.0]]

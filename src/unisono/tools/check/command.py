@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to",
         metavar="TARGET",
-        help="torch, mindspore:comm_func or mindspore:mint (default: the other dialect)",
+        help="torch, mindspore:comm_func, :mint or :ops (default: the other dialect)",
     )
     add_program_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--to",
         metavar="TARGET",
         required=True,
-        help="mindspore:comm_func (or mindspore), mindspore:mint, torch or unisono",
+        help="mindspore:comm_func (or mindspore), mindspore:mint, mindspore:ops, torch or unisono",
     )
     parser.add_argument(
         "--write", action="store_true", help="change the files (default: print a diff)"

@@ -16,9 +16,9 @@ def main():
     total = total.clone()
     handle = dist.all_reduce(total, async_op=True)
     handle.wait()
-    everyone = largest.new_empty((dist.get_world_size() * largest.shape[0], *largest.shape[1:]))
+    everyone = largest.new_empty((dist.get_world_size(), *largest.shape)).reshape(-1, *largest.shape[1:])
     dist.all_gather_into_tensor(everyone, largest)
-    result = everyone.new_empty((dist.get_world_size() * everyone.shape[0], *everyone.shape[1:]))
+    result = everyone.new_empty((dist.get_world_size(), *everyone.shape)).reshape(-1, *everyone.shape[1:])
     dist.all_gather_into_tensor(result, everyone)
     everyone = result
     tensor = torch.arange(2.0 * size)

@@ -1,17 +1,17 @@
 """What stays as it is, with the reason above it."""
 import torch
-from mindspore import ops
-from mindspore.communication import comm_func, create_group
 import torch.distributed as dist
+from mindspore.communication import comm_func, create_group
 
 
 class Sum:
     def __init__(self):
-        # unisono port: left as it is: primitives such as AllReduce are not ported yet: they are built in one place and called in another; `--to unisono` r...
-        self.all_reduce = ops.AllReduce()
+        pass
 
     def __call__(self, value):
-        return self.all_reduce(value)
+        result = value.clone()
+        dist.all_reduce(result)
+        return result
 
 
 def main():
@@ -21,5 +21,6 @@ def main():
         # unisono port: left as it is: the group is a name; torch needs the object
         value, _ = comm_func.all_reduce(torch.ones(1), group="pair")
     value = Sum()(torch.ones(2))
-    # unisono port: left as it is: the result is used inside an expression; give the call a line of its own
-    return (comm_func.all_reduce(value)[0] + 1).tolist()
+    result_2 = value.clone()
+    dist.all_reduce(result_2)
+    return (result_2 + 1).tolist()

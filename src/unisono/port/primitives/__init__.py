@@ -1,0 +1,1 @@
+"""Communication primitives, which are built in one place and called in another."""
