@@ -10,25 +10,27 @@ import sys
 
 from unisono.core.arguments import missing_name as _missing_name
 from unisono.mindspore._in_place import (
-    all_gather,
     all_gather_into_tensor,
     all_gather_into_tensor_uneven,
     all_reduce,
-    all_to_all,
     all_to_all_single,
     barrier,
     broadcast,
-    gather,
     reduce,
-    reduce_scatter,
     reduce_scatter_tensor,
     reduce_scatter_tensor_uneven,
-    scatter,
 )
 
 # Upstream's package does not offer these, but its module has them, and its examples import them.
 from unisono.mindspore._in_place import gather_into_tensor as gather_into_tensor
 from unisono.mindspore._in_place import scatter_tensor as scatter_tensor
+from unisono.mindspore._in_place_lists import (
+    all_gather,
+    all_to_all,
+    gather,
+    reduce_scatter,
+    scatter,
+)
 from unisono.mindspore._objects import (
     all_gather_object,
     broadcast_object_list,

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from unisono.core.arguments import missing_name as _missing_name
 from unisono.errors import ArgumentError, ArgumentTypeError
-from unisono.mindspore import _in_place, _objects, _point_to_point
+from unisono.mindspore import _in_place, _in_place_lists, _objects, _point_to_point
 from unisono.mindspore._arguments import check_bool
 from unisono.mindspore._point_to_point import P2POp
 from unisono.mindspore._process_groups import (
@@ -182,7 +182,7 @@ def all_to_all(
         return comm_func.all_to_all_with_output_shape(
             output_tensor_list, input_tensor_list, group, async_op
         )
-    return _in_place.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
+    return _in_place_lists.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
 
 
 def all_to_all_single(
@@ -240,7 +240,7 @@ def irecv(tensor: Any, src: int = 0, group: str | None = None, tag: int = 0) -> 
 
 # ---- in place only -------------------------------------------------------------------------------
 
-all_gather = _in_place_only(_in_place.all_gather)
+all_gather = _in_place_only(_in_place_lists.all_gather)
 all_gather_into_tensor_uneven = _in_place_only(_in_place.all_gather_into_tensor_uneven)
 all_gather_object = _in_place_only(_objects.all_gather_object)
 all_to_all_v_c = _in_place_only(comm_func.all_to_all_v_c)
@@ -248,15 +248,15 @@ barrier = _in_place_only(_in_place.barrier)
 batch_isend_irecv = _in_place_only(_point_to_point.batch_isend_irecv)
 broadcast = _in_place_only(_in_place.broadcast)
 broadcast_object_list = _in_place_only(_objects.broadcast_object_list)
-gather = _in_place_only(_in_place.gather)
+gather = _in_place_only(_in_place_lists.gather)
 gather_into_tensor = _in_place_only(_in_place.gather_into_tensor)
 gather_object = _in_place_only(_objects.gather_object)
 isend = _in_place_only(_point_to_point.isend)
 recv_object_list = _in_place_only(_objects.recv_object_list)
 reduce = _in_place_only(_in_place.reduce)
-reduce_scatter = _in_place_only(_in_place.reduce_scatter)
+reduce_scatter = _in_place_only(_in_place_lists.reduce_scatter)
 reduce_scatter_tensor_uneven = _in_place_only(_in_place.reduce_scatter_tensor_uneven)
-scatter = _in_place_only(_in_place.scatter)
+scatter = _in_place_only(_in_place_lists.scatter)
 scatter_object_list = _in_place_only(_objects.scatter_object_list)
 scatter_tensor = _in_place_only(_in_place.scatter_tensor)
 send = _in_place_only(_point_to_point.send)
@@ -264,7 +264,15 @@ send_object_list = _in_place_only(_objects.send_object_list)
 
 _POINT_TO_POINT = ("batch_isend_irecv", "irecv", "isend", "recv", "send")
 #: Every function that moves data can be switched; init and queries cannot.
-_SWITCHES = sorted({*_in_place.__all__, *_objects.__all__, *_POINT_TO_POINT, "all_to_all_v_c"})
+_SWITCHES = sorted(
+    {
+        *_in_place.__all__,
+        *_in_place_lists.__all__,
+        *_objects.__all__,
+        *_POINT_TO_POINT,
+        "all_to_all_v_c",
+    }
+)
 
 __getattr__ = _missing_name(
     "mindspore.ops.communication",

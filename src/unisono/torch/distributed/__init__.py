@@ -10,25 +10,7 @@ from unisono.core.arguments import missing_name as _missing_name
 from unisono.core.engine import ReduceOp, Work
 from unisono.core.groups import Group as ProcessGroup
 from unisono.torch.distributed import nn as nn
-from unisono.torch.distributed.collectives import (
-    all_gather,
-    all_gather_coalesced,
-    all_gather_into_tensor,
-    all_gather_single,
-    all_reduce,
-    all_reduce_coalesced,
-    all_to_all,
-    all_to_all_single,
-    barrier,
-    broadcast,
-    gather,
-    monitored_barrier,
-    reduce,
-    reduce_scatter,
-    reduce_scatter_single,
-    reduce_scatter_tensor,
-    scatter,
-)
+from unisono.torch.distributed.barriers import barrier, monitored_barrier
 from unisono.torch.distributed.debugging import breakpoint
 from unisono.torch.distributed.groups import (
     GroupMember,
@@ -46,6 +28,17 @@ from unisono.torch.distributed.groups import (
     shrink_group,
     split_group,
 )
+from unisono.torch.distributed.movement import (
+    all_gather,
+    all_gather_coalesced,
+    all_gather_into_tensor,
+    all_gather_single,
+    all_to_all,
+    all_to_all_single,
+    broadcast,
+    gather,
+    scatter,
+)
 from unisono.torch.distributed.objects import (
     all_gather_object,
     broadcast_object_list,
@@ -61,6 +54,14 @@ from unisono.torch.distributed.point_to_point import (
     isend,
     recv,
     send,
+)
+from unisono.torch.distributed.reductions import (
+    all_reduce,
+    all_reduce_coalesced,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_single,
+    reduce_scatter_tensor,
 )
 from unisono.torch.distributed.startup import (
     destroy_process_group,

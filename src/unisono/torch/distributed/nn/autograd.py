@@ -16,7 +16,7 @@ import torch
 
 from unisono.core.engine import ReduceOp
 from unisono.core.groups import Group
-from unisono.torch.distributed import collectives
+from unisono.torch.distributed import movement, reductions
 
 __all__ = [
     "all_gather",
@@ -49,7 +49,7 @@ class _AllReduce(_Collective):
         """Combine a copy, because the input stays as it is."""
         _keep_operands(ctx, op, group, [tensor])
         result = _copy(tensor)
-        collectives.all_reduce(result, op, group)
+        reductions.all_reduce(result, op, group)
         return result
 
     @staticmethod
@@ -68,7 +68,7 @@ class _Reduce(_Collective):
         _keep_operands(ctx, op, group, [tensor])
         ctx.root = root
         result = _copy(tensor)
-        collectives.reduce(result, op=op, group=group, group_dst=root)
+        reductions.reduce(result, op=op, group=group, group_dst=root)
         return result if group.rank == root else result.zero_()
 
     @staticmethod
@@ -86,7 +86,7 @@ class _Broadcast(_Collective):
         """Copy, because the input stays as it is."""
         ctx.group, ctx.root = group, root
         result = _copy(tensor)
-        collectives.broadcast(result, group=group, group_src=root)
+        movement.broadcast(result, group=group, group_src=root)
         return result
 
     @staticmethod
@@ -104,9 +104,9 @@ class _Gather(_Collective):
         ctx.group, ctx.root = group, root
         if group.rank == root:
             parts = [_empty(tensor.shape, tensor) for _ in range(group.size)]
-            collectives.gather(tensor, parts, group=group, group_dst=root)
+            movement.gather(tensor, parts, group=group, group_dst=root)
         else:
-            collectives.gather(tensor, group=group, group_dst=root)
+            movement.gather(tensor, group=group, group_dst=root)
             parts = [_empty(tensor.shape, tensor).zero_() for _ in range(group.size)]
         return tuple(parts)
 
@@ -125,7 +125,7 @@ class _Scatter(_Collective):
         ctx.group, ctx.root = group, root
         result = _empty(tensors[0].shape, tensors[0])
         given = list(tensors) if group.rank == root else None
-        collectives.scatter(result, given, group=group, group_src=root)
+        movement.scatter(result, given, group=group, group_src=root)
         return result
 
     @staticmethod
@@ -142,7 +142,7 @@ class _AllGather(_Collective):
         """Collect in new tensors."""
         ctx.group, ctx.shape = group, tensor.shape
         parts = [_empty(shape, tensor) for shape in shapes]
-        collectives.all_gather(parts, tensor, group)
+        movement.all_gather(parts, tensor, group)
         return tuple(parts)
 
     @staticmethod
@@ -159,7 +159,7 @@ class _AllGatherSingle(_Collective):
     def forward(ctx: Any, group: Group, outputs: list[Any], tensor: Any) -> Any:
         """Collect in the tensor that the caller gives."""
         ctx.group, ctx.shape = group, tensor.shape
-        collectives.all_gather_single(outputs[0], tensor, group)
+        movement.all_gather_single(outputs[0], tensor, group)
         return _written(outputs)[0]
 
     @staticmethod
@@ -178,7 +178,7 @@ class _ReduceScatter(_Collective):
         """Combine into the tensor that the caller gives."""
         _keep_operands(ctx, op, group, tensors)
         ctx.shapes = [tensor.shape for tensor in tensors]
-        collectives.reduce_scatter(outputs[0], list(tensors), op, group)
+        reductions.reduce_scatter(outputs[0], list(tensors), op, group)
         return _written(outputs)[0]
 
     @staticmethod
@@ -195,7 +195,7 @@ class _AllToAll(_Collective):
     def forward(ctx: Any, group: Group, outputs: list[Any], *tensors: Any) -> Any:
         """Exchange into the tensors that the caller gives."""
         ctx.group, ctx.shapes = group, [tensor.shape for tensor in tensors]
-        collectives.all_to_all(outputs, list(tensors), group)
+        movement.all_to_all(outputs, list(tensors), group)
         return tuple(_written(outputs))
 
     @staticmethod
@@ -214,7 +214,7 @@ class _AllToAllSingle(_Collective):
     ) -> Any:
         """Exchange into the tensor that the caller gives."""
         ctx.group, ctx.shape, ctx.splits = group, tensor.shape, splits
-        collectives.all_to_all_single(outputs[0], tensor, *splits, group)
+        movement.all_to_all_single(outputs[0], tensor, *splits, group)
         return _written(outputs)[0]
 
     @staticmethod
