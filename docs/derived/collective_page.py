@@ -138,6 +138,8 @@ def _difference(name: str, item: Difference, language: str) -> Iterator[str]:
     if shown := running.pair(item.id):
         if running.is_alone(item.id):
             yield text["alone"]
+        elif running.is_recorded(item.id):
+            yield text["recorded"]
         yield _programs(shown)
     else:
         yield text[str(running.without(item.id))]
