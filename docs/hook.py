@@ -36,6 +36,14 @@ def on_serve(server: Any, config: Any, builder: Any) -> Any:
     return server
 
 
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Take out the links for which Material's script asks the server for files that are not there.
+
+    It expects one address for each language; ours are those of the page, which the switch uses.
+    """
+    return re.sub(r'<link rel="alternate"[^>]*>', "", output)
+
+
 def prepare(target: Path) -> None:
     """Write all pages into a folder."""
     shutil.rmtree(target, ignore_errors=True)
