@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from derived import api_page, collective_page, errors_page, sharp_edges_page
+from mkdocs.utils import get_relative_url
 
 from unisono import mapping
 
@@ -37,11 +38,18 @@ def on_serve(server: Any, config: Any, builder: Any) -> Any:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Take out the links for which Material's script asks the server for files that are not there.
+    """Correct what the theme and its languages make of a page.
 
-    It expects one address for each language; ours are those of the page, which the switch uses.
+    Material's script asks the server for a file at each `alternate` link, and expects one for each
+    language; ours are those of the page, where there is none. On the first page the language switch
+    leads to the root of the host, where the site need not be.
     """
-    return re.sub(r'<link rel="alternate"[^>]*>', "", output)
+    output = re.sub(r'<link rel="alternate"[^>]*>', "", output)
+    return re.sub(
+        r'href="/((?:zh/)?)" hreflang',
+        lambda found: f'href="{get_relative_url(found[1] or ".", page.url)}" hreflang',
+        output,
+    )
 
 
 def prepare(target: Path) -> None:

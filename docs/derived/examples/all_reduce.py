@@ -76,17 +76,17 @@ def coalesced_handle_mindspore(rank):
 
 
 def gradient_in_place_torch(rank):
-    import warnings
+    from warnings import catch_warnings
 
     import torch
 
     x = torch.ones(1, requires_grad=True)
     y = x * (rank + 1)
     dist.all_reduce(y)
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        y.sum().backward()  # as if there were no all_reduce
-    print(y.tolist(), x.grad.tolist(), len(found), "warning")
+    with catch_warnings(record=True) as found:
+        y.sum().backward()  # without the call
+    print(y.tolist(), x.grad.tolist())
+    print("warnings:", len(found))
 
 
 def gradient_in_place_mindspore(rank):
@@ -96,8 +96,9 @@ def gradient_in_place_mindspore(rank):
         y, _ = comm_func.all_reduce(x * (rank + 1))
         return y.sum()
 
-    y, gradient = ms.value_and_grad(loss)(ms.Tensor([1.0]))
-    print(y, gradient)  # of the sum of all ranks' losses
+    x = ms.Tensor([1.0])
+    y, gradient = ms.value_and_grad(loss)(x)
+    print(y, gradient)  # of all ranks' losses
 
 
 def gradient_operators_torch(rank):
