@@ -15,8 +15,9 @@ def page_part(package: str, name: str) -> str:
 
 
 def fill_page(package: str, values: Mapping[str, str]) -> str:
-    """Return the package's page.html with a value in the place of each `{{name}}`.
+    """Return the package's page with a value in the place of each `{{name}}`: title, style, others.
 
     In one pass, so that nothing inside a value is taken for a place.
     """
-    return re.sub(r"\{\{(\w+)\}\}", lambda place: values[place[1]], page_part(package, "page.html"))
+    page = page_part("unisono.tools", "head.html") + page_part(package, "page.html")
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: values[place[1]], page)
