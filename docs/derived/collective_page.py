@@ -25,6 +25,7 @@ import numpy as np
 import unisono
 import unisono.torch.distributed as dist
 from unisono.mindspore import communication as comm
+from unisono.mindspore import ops
 from unisono.mindspore.communication import comm_func
 from unisono.mindspore.mint import distributed as mint
 from unisono.mindspore.ops import communication
