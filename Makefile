@@ -24,6 +24,7 @@
 #   make bench      the table in the README
 #   make docs       the site, in build/site, and the tables of documents that come from the mapping table
 #   make test-docs  the site in a browser (apt-get install chromium)
+#   make record     what examples of the site print that need torch or MindSpore
 #   make lint       ruff, mypy, clang-format;   make format   fixes what they can fix
 #   make clean      removes the environments and build
 #
@@ -72,7 +73,7 @@ endef
         rest-python rest-engines rest-general rest-mindspore \
         torch-suite test-newest test-arm test-sdist wheels test-openmpi test-recipes \
         soak fuzz flips resources sanitize model \
-        bench bench-hosts bench-faults docs test-docs clean
+        bench bench-hosts bench-faults docs test-docs record clean
 
 demo: .venv/.installed
 	$(BIN)/unisono demo
@@ -323,6 +324,11 @@ docs: export NO_MKDOCS_2_WARNING = 1
 docs: .venv-docs/.installed
 	$(DOCS)/python docs/gradient_table.py
 	$(DOCS)/mkdocs build --strict
+
+# The site has no framework, so the outputs of these examples are stored; a test runs them again.
+record: .venv/.installed .venv/.dev $(SPORE_READY)
+	$(BIN)/python docs/record_examples.py
+	$(if $(SPORE_READY),$(SPORE)/python docs/record_examples.py)
 
 test-docs: .venv-docs/.installed
 	$(DOCS)/python -m pytest tests/docs/test_site.py

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from derived import api_page, collective_page, errors_page, sharp_edges_page
+from mkdocs.utils import get_relative_url
 
 from unisono import mapping
 
@@ -34,6 +35,21 @@ def on_serve(server: Any, config: Any, builder: Any) -> Any:
     server.unwatch(str(TARGET))
     server.watch(str(DOCS))
     return server
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Correct what the theme and its languages make of a page.
+
+    Material's script asks the server for a file at each `alternate` link, and expects one for each
+    language; ours are those of the page, where there is none. On the first page the language switch
+    leads to the root of the host, where the site need not be.
+    """
+    output = re.sub(r'<link rel="alternate"[^>]*>', "", output)
+    return re.sub(
+        r'href="/((?:zh/)?)" hreflang',
+        lambda found: f'href="{get_relative_url(found[1] or ".", page.url)}" hreflang',
+        output,
+    )
 
 
 def prepare(target: Path) -> None:

@@ -40,7 +40,8 @@ def index_page(language: str) -> str:
 def page(name: str, language: str) -> str:
     """Return the page of a module: what it is, and each of its names."""
     module = importlib.import_module(name)
-    blocks = [f"# {name}", _docstring(module)]
+    title = name.replace(".", ".<wbr>")  # a long name breaks there on a narrow screen
+    blocks = [f"# {title}", _docstring(module)]
     if language != "en":
         blocks.insert(1, read()["modules"][name][language])
     for member in sorted(module.__all__, key=str.lower):

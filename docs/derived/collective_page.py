@@ -25,6 +25,7 @@ import numpy as np
 import unisono
 import unisono.torch.distributed as dist
 from unisono.mindspore import communication as comm
+from unisono.mindspore import ops
 from unisono.mindspore.communication import comm_func
 from unisono.mindspore.mint import distributed as mint
 from unisono.mindspore.ops import communication
@@ -138,6 +139,8 @@ def _difference(name: str, item: Difference, language: str) -> Iterator[str]:
     if shown := running.pair(item.id):
         if running.is_alone(item.id):
             yield text["alone"]
+        elif running.is_recorded(item.id):
+            yield text["recorded"]
         yield _programs(shown)
     else:
         yield text[str(running.without(item.id))]

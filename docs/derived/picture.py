@@ -13,7 +13,7 @@ __all__ = ["draw", "draw_barrier"]
 _CELL = 44
 _ROW = 34
 _LABEL = 84
-_GAP = 126
+_GAP = 126  # between before and after; a long name needs more
 _TOP = 34
 
 
@@ -24,7 +24,7 @@ def draw(name: str, movement: Movement, language: str) -> str:
     """
     text = texts("picture", language)
     columns = [max(len(row) for row in rows) for rows in (movement.before, movement.after)]
-    left, right = _LABEL, _LABEL + columns[0] * _CELL + _GAP
+    left, right = _LABEL, _LABEL + columns[0] * _CELL + max(_GAP, 10 * len(name) + 8)
     width, height = right + columns[1] * _CELL + 8, _TOP + RANKS * _ROW + 6
     middle = _TOP + RANKS * _ROW / 2
     parts = [

@@ -1,27 +1,53 @@
-"""Run the examples of the pages on four ranks, and keep what they print."""
+"""Run the examples of the pages on four ranks, and keep what they print.
+
+The site is built where no framework is installed. What examples print that need torch or MindSpore
+is in examples/recorded.json; docs/record_examples.py writes it, and a test runs them again.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
 import io
+import json
 import os
 import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import unisono
+import unisono.torch.distributed as dist
+from unisono import mapping
 from unisono.mindspore.ops import communication
 
-__all__ = ["DIALECTS", "RANKS", "Example", "Pair", "example", "is_alone", "pair", "run", "without"]
+__all__ = [
+    "DIALECTS",
+    "RANKS",
+    "RECORD",
+    "Example",
+    "Pair",
+    "example",
+    "function_name",
+    "is_alone",
+    "is_recorded",
+    "pair",
+    "record",
+    "recorded",
+    "run",
+    "without",
+]
 
 RANKS = 4
+#: Their names are those of the frameworks that recorded examples import.
 DIALECTS = ("torch", "mindspore")
+RECORD = Path(__file__).parent / "examples" / "recorded.json"
 #: Calls that wait in vain, as some examples do, are given up after this many seconds.
 _PATIENCE = 20.0
 #: These examples show how a job ends whose limit is short.
@@ -121,6 +147,39 @@ def run_alone(function: Callable[[int], None]) -> Example:
     return Example(_body(function), (done.stdout,))
 
 
+def record(dialect: str) -> dict[str, list[str]]:
+    """Run all examples of a framework; what each rank printed, by the name of the example.
+
+    Ranks are processes, as MindSpore's gradients need it.
+    """
+    identities = [each for entry in mapping.load() for each in sorted(recorded(entry))]
+    ranks = unisono.spawn(_printed, RANKS, identities, dialect, engine="shm", timeout=_PATIENCE)
+    return {
+        function_name(identity, dialect): list(outputs)
+        for identity, *outputs in zip(identities, *ranks, strict=True)
+    }
+
+
+def _printed(identities: Sequence[str], dialect: str) -> list[str]:
+    outputs = []
+    for identity in identities:
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            _function(identity, dialect)(dist.get_rank())
+        outputs.append(output.getvalue())
+    return outputs
+
+
+def _from_record(identity: str, dialect: str) -> Example:
+    outputs = _read_record()[function_name(identity, dialect)]
+    return Example(_body(_function(identity, dialect)), tuple(outputs))
+
+
+@functools.cache
+def _read_record() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = json.loads(RECORD.read_text(encoding="utf-8"))
+    return found
+
+
 def _body(function: Callable[[int], None]) -> str:
     lines = inspect.getsource(function).splitlines()
     return textwrap.dedent("\n".join(lines[1:])).strip()
@@ -130,16 +189,36 @@ def pair(identity: str) -> Pair | None:
     """Run the two programs of a difference; None if `without` says why there are none."""
     if without(identity):
         return None
-    entry, _, name = identity.partition(".")
-    plain = name.replace("-", "_").replace(".", "_")
-    module = _module(entry)
+    if is_recorded(identity):
+        return {dialect: _from_record(identity, dialect) for dialect in DIALECTS}
     start = run_alone if is_alone(identity) else run
-    return {dialect: start(getattr(module, f"{plain}_{dialect}")) for dialect in DIALECTS}
+    return {dialect: start(_function(identity, dialect)) for dialect in DIALECTS}
 
 
 def is_alone(identity: str) -> bool:
     """Tell whether the programs of a difference are one process, without a launcher."""
-    return identity in getattr(_module(identity.partition(".")[0]), "ALONE", ())
+    return identity in getattr(_module(_entry(identity)), "ALONE", ())
+
+
+def is_recorded(identity: str) -> bool:
+    """Tell whether the programs of a difference need a framework: their output is stored."""
+    return identity in recorded(_entry(identity))
+
+
+def recorded(entry: str) -> set[str]:
+    """Return the differences of a file of the table whose output is stored."""
+    found: set[str] = getattr(_module(entry), "RECORDED", set())
+    return found
+
+
+def function_name(identity: str, dialect: str) -> str:
+    """Return the path of an example below derived.examples.
+
+    >>> function_name("all_reduce.gradient-in-place", "torch")
+    'all_reduce.gradient_in_place_torch'
+    """
+    entry, _, name = identity.partition(".")
+    return f"{entry}.{name.replace('-', '_').replace('.', '_')}_{dialect}"
 
 
 def example(entry: str) -> Pair | None:
@@ -152,8 +231,18 @@ def example(entry: str) -> Pair | None:
 
 def without(identity: str) -> str | None:
     """Return the key of the reason why a difference has no example here."""
-    found: dict[str, str] = getattr(_module(identity.partition(".")[0]), "WITHOUT", {})
+    found: dict[str, str] = getattr(_module(_entry(identity)), "WITHOUT", {})
     return found.get(identity)
+
+
+def _entry(identity: str) -> str:
+    return identity.partition(".")[0]
+
+
+def _function(identity: str, dialect: str) -> Callable[[int], None]:
+    entry, _, name = function_name(identity, dialect).partition(".")
+    found: Callable[[int], None] = getattr(_module(entry), name)
+    return found
 
 
 def _module(entry: str) -> Any:

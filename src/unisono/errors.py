@@ -128,11 +128,22 @@ class NotReady(UnisonoError, ValueError):
 
 
 class LaunchError(UnisonoError):
-    """Ranks could not find each other, or an engine cannot start here."""
+    """Ranks could not find each other, or an engine cannot start here.
+
+    >>> try:
+    ...     dist.get_node_local_rank()
+    ... except unisono.LaunchError as error:
+    ...     print(str(error).partition(";")[0])
+    LOCAL_RANK is not set
+    """
 
 
 class OutOfSharedMemory(LaunchError, MemoryError):
-    """The host does not have enough shared memory; the text says how much is needed."""
+    """The host does not have enough shared memory; the text says how much is needed.
+
+    >>> issubclass(unisono.OutOfSharedMemory, MemoryError)
+    True
+    """
 
 
 class MismatchError(UnisonoError):
@@ -169,7 +180,15 @@ class CommTimeout(UnisonoError, TimeoutError):
 
 
 class RankFailed(UnisonoError):
-    """A rank started by `unisono.spawn` or a test raised or died."""
+    """A rank started by `unisono.spawn` or a test raised or died.
+
+    >>> import os
+    >>> try:
+    ...     unisono.spawn(os._exit, 1, 3, engine="shm")
+    ... except unisono.RankFailed as error:
+    ...     print(error)
+    rank 0 ended without a result: exit code 3
+    """
 
 
 def _is_field(name: str) -> bool:
@@ -217,7 +236,12 @@ _remembered: deque[UnisonoError] = deque(maxlen=16)
 
 
 def remember(error: UnisonoError) -> None:
-    """Let `cause` find an error of which C++ will keep only the text."""
+    """Let `cause` find an error of which C++ will keep only the text.
+
+    >>> remember(PeerLost("rank 1 has ended", [1]))
+    >>> cause(RuntimeError("in C++: rank 1 has ended"))
+    PeerLost('rank 1 has ended')
+    """
     _remembered.append(copy.copy(error))
 
 

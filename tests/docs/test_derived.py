@@ -5,6 +5,8 @@ from __future__ import annotations
 import doctest
 import inspect
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,14 +26,16 @@ from derived import (
 )
 from derived.examples import errors as error_examples
 
+from tests.helpers.paths import ROOT, mindspore_python
 from unisono import errors, mapping
 
+DEADLINE = 100
 DIFFERENCES = [item.id for entry in mapping.load().values() for item in entry.differences]
 
 
 def function_names(identity: str) -> set[str]:
-    name = identity.partition(".")[2].replace("-", "_").replace(".", "_")
-    return {f"{name}_{dialect}" for dialect in running.DIALECTS}
+    names = [running.function_name(identity, dialect) for dialect in running.DIALECTS]
+    return {name.partition(".")[2] for name in names}
 
 
 @pytest.mark.parametrize("name", mapping.load())
@@ -44,7 +48,7 @@ def test_every_difference_has_an_example_or_a_reason(name: str) -> None:
     }
     own = [identity for identity in DIFFERENCES if identity.startswith(f"{name}.")]
     without = getattr(module, "WITHOUT", {})
-    assert set(without) <= set(own)
+    assert {*without, *running.recorded(name)} <= set(own)
     assert set(without.values()) <= set(texts.read()["collectives"])
     wanted = [function_names(identity) for identity in own if identity not in without]
     assert found == set().union(*wanted)
@@ -84,9 +88,8 @@ def test_a_page_has_all_that_the_table_says(language: str) -> None:
         assert collective_page.inline(getattr(fault.page, language)) in page
     for item in entry.differences:
         assert collective_page.inline(getattr(item.text, language)) in page
-    # Two programs with their output for the picture and for each difference that has an example.
-    examples = 2 * (1 + len(entry.differences) - len(running._module("all_reduce").WITHOUT))
-    assert page.count("```output\n[") == examples
+    # Two programs with their output for the picture and for each difference.
+    assert page.count("```output\n[") == 2 * (1 + len(entry.differences))
 
 
 def test_an_example_that_fails_or_prints_nothing_is_an_error() -> None:
@@ -101,6 +104,27 @@ def test_an_example_that_fails_or_prints_nothing_is_an_error() -> None:
     assert any("in the example" in note for note in raised.value.__notes__)
     with pytest.raises(ValueError, match="prints nothing"):
         running.run(silent)
+
+
+def check_record(python: str, name: str) -> None:
+    """Run the examples that need a framework; those of another framework are not looked at."""
+    done = subprocess.run(
+        [python, ROOT / "docs" / "record_examples.py", "--check"], capture_output=True, text=True,
+        timeout=DEADLINE, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+    assert name in running.RECORD.read_text(encoding="utf-8")
+
+
+@pytest.mark.thorough
+def test_examples_with_torch_print_what_is_stored() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    check_record(sys.executable, "all_reduce.gradient_in_place_torch")
+
+
+@pytest.mark.thorough
+def test_examples_with_mindspore_print_what_is_stored() -> None:
+    check_record(mindspore_python(), "all_reduce.gradient_in_place_mindspore")
 
 
 def test_every_error_is_explained() -> None:

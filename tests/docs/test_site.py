@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.browser import Browser, why_no_browser
+from tests.helpers.contrast import LEGIBLE, lowest_contrast
 
 pytestmark = [
     pytest.mark.thorough,
@@ -29,8 +30,16 @@ in_a_browser = pytest.mark.skipif(bool(why_no_browser()), reason=why_no_browser(
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 300
-PHONE = (390, 844)
+PHONE = (360, 780)
 DESKTOP = (1280, 900)
+#: Tables, code and pictures that are wider than the screen, and in nothing that scrolls.
+OUTSIDE = """
+[...document.querySelectorAll('article :is(table, pre, svg, img)')].filter(each => {
+  if (each.getBoundingClientRect().right <= innerWidth) return false;
+  for (let box = each; box.tagName != 'ARTICLE'; box = box.parentElement)
+    if (['auto', 'scroll'].includes(getComputedStyle(box).overflowX)) return false;
+  return each.querySelector('code') === null }).map(each => each.outerHTML.slice(0, 80))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +89,7 @@ class _Page(html.parser.HTMLParser):
         self.links: list[str] = []
         self.loads: list[str] = []
         self.anchors: set[str] = set()
+        self.languages: dict[str, str] = {}  # the links of the language switch
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
@@ -87,6 +97,8 @@ class _Page(html.parser.HTMLParser):
         self.anchors |= {given[name] for name in ("id", "name") if name in given}
         if tag == "a" and "href" in given:
             self.links.append(given["href"])
+            if "hreflang" in given:
+                self.languages[given["hreflang"]] = given["href"]
         elif tag in ("img", "script") and "src" in given:
             self.loads.append(given["src"])
         elif tag == "link" and given.get("rel") in ("stylesheet", "icon", "preload"):
@@ -101,9 +113,8 @@ def test_no_link_is_broken(site: Path) -> None:
             parts = urllib.parse.urlsplit(link)
             if parts.scheme:
                 continue
+            # Not from the root of the host: the site may be in a folder of it.
             target = (path.parent / urllib.parse.unquote(parts.path)).resolve()
-            if parts.path.startswith("/"):
-                target = site / parts.path.lstrip("/")
             target = target / "index.html" if target.is_dir() else target
             anchor = urllib.parse.unquote(parts.fragment)
             # Material's own script makes the anchors that begin with two underscores.
@@ -127,15 +138,26 @@ def test_every_page_is_there_in_both_languages(site: Path) -> None:
     assert chinese == {path for path in every if not path.startswith("zh/")}
 
 
+def test_the_language_switch_of_every_page_leads_to_the_same_page(site: Path) -> None:
+    for path in pages(site):
+        name = path.relative_to(site).as_posix().removeprefix("zh/")
+        found = {
+            language: (path.parent / target / "index.html").resolve()
+            for language, target in _Page(path).languages.items()
+        }
+        assert found == {"en": site / name, "zh": site / "zh" / name}, path
+
+
 # ---- in a browser --------------------------------------------------------------------------------
 
 
 @in_a_browser
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_pages_load_and_fit_the_screen(
-    site: Path, address: str, size: tuple[int, int], tmp_path: Path
+def test_pages_load_fit_the_screen_and_are_legible(
+    site: Path, address: str, size: tuple[int, int], dark: bool, tmp_path: Path
 ) -> None:
-    with Browser(tmp_path, *size, touch=size == PHONE) as browser:
+    with Browser(tmp_path, *size, touch=size == PHONE, dark=dark) as browser:
         # A phone shows all pages; what goes wrong only on a wide screen, goes wrong on many.
         for path in pages(site)[:: 1 if size == PHONE else 6]:
             name = path.parent.relative_to(site).as_posix().removeprefix(".")
@@ -143,7 +165,27 @@ def test_pages_load_and_fit_the_screen(
             assert browser.ask("document.querySelector('h1').innerText.length") > 1, name
             assert browser.ask("document.documentElement.scrollWidth") <= size[0], name
             assert browser.ask("document.querySelector('article').innerText.length") > 100, name
+            assert browser.ask(OUTSIDE) == [], name
+            contrast = lowest_contrast(browser, "article")
+            assert contrast[0] >= LEGIBLE, (name, contrast)
         assert browser.errors == []
+
+
+@in_a_browser
+def test_small_words_of_pictures_are_legible_on_a_phone(address: str, tmp_path: Path) -> None:
+    heights = (
+        "[...document.querySelectorAll('svg.movement text')]"
+        ".map(each => each.getBoundingClientRect().height)"
+    )
+    with Browser(tmp_path, *PHONE, touch=True) as browser:
+        for name in ("all_reduce", "all_to_all", "barrier"):
+            browser.open(f"{address}collectives/{name}/")
+            assert min(browser.ask(heights)) >= 10, name
+        for name in ("architecture", "bench"):  # these scroll
+            browser.open(f"{address}{name}/")
+            picture = "document.querySelector('article img')"
+            assert browser.ask(f"{picture}.naturalWidth") > 0
+            assert browser.ask(f"{picture}.getBoundingClientRect().width") >= 600
 
 
 @in_a_browser

@@ -36,9 +36,15 @@ def why_no_browser() -> str:
 
 
 class Browser:
-    """One page on a screen of this size, with a mouse or, as a phone, with fingers."""
+    """One page on a screen of this size, with a mouse or, as a phone, with fingers.
 
-    def __init__(self, folder: Path, width: int, height: int, *, touch: bool = False) -> None:
+    `errors` has what a page threw, what it wrote to the console as an error, and what it could not
+    load.
+    """
+
+    def __init__(
+        self, folder: Path, width: int, height: int, *, touch: bool = False, dark: bool = False
+    ) -> None:
         to_it, self._write = os.pipe()
         self._read, from_it = os.pipe()
         # The browser reads commands from file 3 and writes answers to file 4.
@@ -60,7 +66,7 @@ class Browser:
         target = self._ask("Target.createTarget", url="about:blank")["targetId"]
         attached = self._ask("Target.attachToTarget", targetId=target, flatten=True)
         self._page = {"sessionId": attached["sessionId"]}
-        for part in ("Page", "Runtime"):
+        for part in ("Page", "Runtime", "Log"):
             self._ask(f"{part}.enable")
         self._ask(
             "Emulation.setDeviceMetricsOverride",
@@ -69,6 +75,8 @@ class Browser:
             deviceScaleFactor=1,
             mobile=touch,
         )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._ask("Emulation.setEmulatedMedia", features=[scheme])
         if touch:
             self._ask("Emulation.setTouchEmulationEnabled", enabled=True)
 
@@ -155,10 +163,17 @@ class Browser:
         message = {"id": self._count, "method": method, "params": parameters, **self._page}
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while (answer := self._next()).get("id") != self._count:
-            if answer.get("method") == "Runtime.exceptionThrown":
-                self.errors.append(json.dumps(answer["params"]["exceptionDetails"]))
+            self._notice(answer.get("method"), answer.get("params", {}))
         assert "error" not in answer, (method, answer)
         return answer["result"]
+
+    def _notice(self, event: str | None, told: dict[str, Any]) -> None:
+        if event == "Runtime.exceptionThrown":
+            self.errors.append(json.dumps(told["exceptionDetails"]))
+        elif event == "Runtime.consoleAPICalled" and told["type"] == "error":
+            self.errors.append(json.dumps(told["args"]))
+        elif event == "Log.entryAdded" and told["entry"]["level"] == "error":
+            self.errors.append(json.dumps(told["entry"]))
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._unread:

@@ -127,7 +127,7 @@ class Traffic:
 
 
 class Hosts:
-    """`count` hosts, called node-0, node-1, ..., until the end of the `with` block.
+    """`count` hosts, called node-0, node-1, ... or by `names`, until the end of the `with` block.
 
     `rate` (as tc writes it, "200mbit") limits each direction of each link; `delay` is how many
     seconds a packet takes through one link, so that an answer from another host takes four times
@@ -141,8 +141,9 @@ class Hosts:
         rate: str | None = None,
         delay: float | None = None,
         loopback: bool = False,
+        names: Sequence[str] = (),
     ) -> None:
-        self.names = tuple(f"node-{index}" for index in range(count))
+        self.names = tuple(names or (f"node-{index}" for index in range(count)))
         self.addresses = tuple(f"10.201.0.{index + 1}" for index in range(count))
         self._rate = rate
         self._delay = delay

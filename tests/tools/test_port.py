@@ -1,4 +1,4 @@
-"""`unisono port`: the diff, `--write`, the report, and what it says."""
+"""`unisono port`: the diff, `--write`, and what it says."""
 
 from __future__ import annotations
 
@@ -58,16 +58,6 @@ def test_what_stays_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert found["files"][0]["uses"][0]["verdict"] == "leave"
     assert found["unreadable"][0]["line"] == 1
     assert "broken.py:1: skipped: invalid syntax" in error and "1 left" in error
-
-
-def test_report(tmp_path: Path) -> None:
-    (tmp_path / "<b>.py").write_text(BEFORE + "dist.all_reduce(x, '<b>', async_op=True)\n")
-    page = tmp_path / "report.html"
-    assert main(["port", "--to", "mindspore", "--report", str(page), str(tmp_path)]) == 1
-    text = page.read_text()
-    assert "<b>rewrite</b>: the name is bound to the new tensor" in text
-    assert "<b>leave</b>: the operator is a variable" in text
-    assert "x, _ = comm_func.all_reduce(x)" in text and "<b>.py" not in text
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import numpy as np
 
 import unisono.torch.distributed as dist
+from unisono.mindspore import ops
 from unisono.mindspore.communication import comm_func
 
 
@@ -75,3 +76,16 @@ def rows_divide_mindspore(rank):
         comm_func.all_to_all_single_with_output_shape((6,), np.ones(6))
     except ValueError as error:
         print(error)
+
+
+def elements_torch(rank):
+    x = np.full((4, 2), rank)  # one row of two elements for each rank
+    y = np.empty((4, 2), int)
+    dist.all_to_all_single(y, x, [1] * 4, [1] * 4)
+    print(y.tolist())
+
+
+def elements_mindspore(rank):
+    x = np.full(8, rank)
+    exchange = ops.AlltoAllV(block_size=2)
+    print(exchange(x, [1] * 4, [1] * 4))

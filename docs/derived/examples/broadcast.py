@@ -3,6 +3,7 @@
 import numpy as np
 
 import unisono.torch.distributed as dist
+from unisono.mindspore import ops
 from unisono.mindspore.communication import comm_func
 from unisono.mindspore.mint import distributed as mint
 
@@ -43,3 +44,17 @@ def template_mindspore(rank):
     x = np.full(2, rank)
     y = comm_func.broadcast(x, src=1)
     print(x, y)
+
+
+def tuple_torch(rank):
+    a, b = np.full(1, rank), np.full(2, -rank)
+    dist.broadcast(a, src=1)
+    dist.broadcast(b, src=1)
+    print(a, b)
+
+
+def tuple_mindspore(rank):
+    a, b = np.full(1, rank), np.full(2, -rank)
+    copy = ops.Broadcast(1)
+    a, b = copy((a, b))
+    print(a, b)

@@ -6,16 +6,15 @@ import warnings
 
 import numpy as np
 
+import unisono
 import unisono.torch.distributed as dist
 from unisono.mindspore import communication as comm
 from unisono.mindspore.communication import comm_func
 from unisono.mindspore.mint import distributed as mint
 from unisono.mindspore.ops import communication
 
-WITHOUT = {
-    "groups.gradients": "torch",
-    "groups.no-gradient": "mindspore",
-}
+#: These need torch or MindSpore: their output is in recorded.json.
+RECORDED = {"groups.gradients", "groups.no-gradient"}
 #: These are programs of their own, one process without a launcher.
 ALONE = {"groups.alone", "groups.backends", "groups.before-init", "groups.start"}
 
@@ -352,3 +351,54 @@ def local_size_torch(rank):
 
 def local_size_mindspore(rank):
     print(comm.get_local_rank_size())
+
+
+def gradients_torch(rank):
+    import torch
+
+    from unisono.torch.distributed.nn import functional
+
+    pair = dist.new_group([1, 3])
+    if rank in (1, 3):
+        x = torch.tensor([float(rank)], requires_grad=True)
+        y = functional.broadcast(x, src=3, group=pair)
+        y.sum().backward()  # the root adds both gradients up
+        print(y.tolist(), x.grad.tolist())
+
+
+def gradients_mindspore(rank):
+    import mindspore as ms
+
+    def loss(x):
+        return comm_func.broadcast(x, 3, "pair").sum()
+
+    if rank in (1, 3):
+        comm.create_group("pair", [1, 3])
+        y, gradient = ms.value_and_grad(loss)(ms.Tensor([float(rank)]))
+        print(y, gradient)  # each rank keeps its own
+
+
+def no_gradient_torch(rank):
+    import torch
+
+    x = torch.ones(1, requires_grad=True)
+    parts = [torch.empty(1) for _ in range(4)]
+    dist.all_gather(parts, x * rank)
+    try:
+        torch.cat(parts).sum().backward()
+    except RuntimeError as error:
+        print(str(error).splitlines()[0])
+
+
+def no_gradient_mindspore(rank):
+    import mindspore as ms
+
+    def loss(x):
+        parts = [ms.ops.zeros(1) for _ in range(4)]
+        mint.all_gather(parts, x * rank)
+        return ms.ops.cat(parts).sum()
+
+    try:
+        ms.grad(loss)(ms.Tensor([1.0]))
+    except unisono.Unsupported as error:
+        print(error)

@@ -7,7 +7,8 @@ from unisono.mindspore import communication as comm
 from unisono.mindspore.communication import comm_func
 from unisono.mindspore.mint import distributed as mint
 
-WITHOUT = {"reduce.gradient-operators": "mindspore"}
+#: These need torch or MindSpore: their output is in recorded.json.
+RECORDED = {"reduce.gradient-operators"}
 
 
 def example_torch(rank):
@@ -63,3 +64,24 @@ def dst_in_group_mindspore(rank):
         comm.create_group("pair", [2, 3])
         x = np.full(2, rank)
         print(comm_func.reduce(x, dst=3, group="pair"))
+
+
+def gradient_operators_torch(rank):
+    import torch
+
+    from unisono.torch.distributed.nn import functional
+
+    for op in (dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT):
+        x = torch.tensor([rank + 1.0], requires_grad=True)
+        functional.reduce(x, dst=1, op=op).sum().backward()
+        print(op, x.grad.tolist())
+
+
+def gradient_operators_mindspore(rank):
+    import mindspore as ms
+
+    def loss(x, op):
+        return comm_func.reduce(x, 1, op).sum()
+
+    for op in ("avg", "max", "prod"):
+        print(op, ms.grad(loss)(ms.Tensor([rank + 1.0]), op))

@@ -34,6 +34,14 @@ class Work(ABC):
     """A call under way. It may be waited for twice, and from any thread.
 
     An engine writes `_block` and `_poll`; the rest (callbacks, the note about where) is here.
+
+    >>> def total():
+    ...     x = np.full(2, dist.get_rank())
+    ...     work = dist.all_reduce(x, async_op=True)
+    ...     work.wait()
+    ...     return work.is_completed(), x.tolist()
+    >>> unisono.spawn(total, 2)
+    [(True, [1, 1]), (True, [1, 1])]
     """
 
     #: Which rank a message came from, once it has come.

@@ -57,8 +57,13 @@ def patch(framework: str) -> None:
     for the CPU without a backend. What modules have imported from the framework before is replaced
     as well. A second call does nothing.
 
-        unisono.patch("torch")
-        torch.distributed.init_process_group("gloo")  # a group of unisono's
+    >>> import torch
+    >>> unisono.patch("torch")
+    >>> address = "tcp://127.0.0.1:0"
+    >>> torch.distributed.init_process_group("gloo", address, rank=0, world_size=1)
+    >>> type(torch.distributed.group.WORLD).__module__
+    'unisono.torch.backend.process_group'
+    >>> torch.distributed.destroy_process_group()
     """
     _module_for(framework).patch()
 

@@ -30,7 +30,11 @@ __all__ = [
 
 
 class ReduceOp:
-    """Name the operators, which are plain strings in this dialect."""
+    """Name the operators, which are plain strings in this dialect.
+
+    >>> ops.ReduceOp.SUM
+    'sum'
+    """
 
     SUM = "sum"
     MAX = "max"

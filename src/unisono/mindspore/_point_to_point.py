@@ -145,7 +145,11 @@ class BatchEntry:
 
 
 class P2POp(BatchEntry):
-    """One message of a batch: "isend" or "irecv" (or those functions), a tensor and a peer."""
+    """One message of a batch: "isend" or "irecv" (or those functions), a tensor and a peer.
+
+    >>> mint.P2POp("isend", np.ones(2), 1).peer
+    1
+    """
 
     def __init__(
         self,

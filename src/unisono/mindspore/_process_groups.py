@@ -47,12 +47,20 @@ _LOCAL = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def is_available() -> bool:
-    """Tell whether this module can be used: always."""
+    """Tell whether this module can be used: always.
+
+    >>> mint.is_available()
+    True
+    """
     return True
 
 
 def is_initialized() -> bool:
-    """Tell whether this rank has joined the world."""
+    """Tell whether this rank has joined the world.
+
+    >>> mint.is_initialized(), unisono.spawn(mint.is_initialized, 2)
+    (False, [True, True])
+    """
     return groups.is_initialized()
 
 
@@ -71,6 +79,11 @@ def init_process_group(
 
     `backend` is one of upstream's or the name of an engine. With `init_method="tcp://host:port"` or
     a `store`, the caller gives `world_size` and `rank`; otherwise the launcher does.
+
+    >>> mint.init_process_group(init_method="tcp://127.0.0.1:29500", rank=0, world_size=1)
+    >>> mint.get_rank(), mint.get_world_size()
+    (0, 1)
+    >>> mint.destroy_process_group()
     """
     for value, name, kind in (
         (init_method, "init_method", str),
@@ -99,7 +112,14 @@ def init_process_group(
 
 
 def destroy_process_group(group: str | None = None) -> None:
-    """Leave a group and forget its name, or leave the world and all its groups."""
+    """Leave a group and forget its name, or leave the world and all its groups.
+
+    >>> def leave():
+    ...     mint.destroy_process_group()
+    ...     return mint.is_initialized()
+    >>> unisono.spawn(leave, 2)
+    [False, False]
+    """
     if is_world(group):
         management.release()
     else:
@@ -107,12 +127,20 @@ def destroy_process_group(group: str | None = None) -> None:
 
 
 def get_rank(group: str | None = None) -> int:
-    """This rank in the group; -1 if there is no such group or this rank is not in it."""
+    """This rank in the group; -1 if there is no such group or this rank is not in it.
+
+    >>> unisono.spawn(mint.get_rank, 3)
+    [0, 1, 2]
+    """
     return _or_minus_one(management.get_rank, group)
 
 
 def get_world_size(group: str | None = None) -> int:
-    """How many ranks the group has; -1 if there is no such group."""
+    """How many ranks the group has; -1 if there is no such group.
+
+    >>> unisono.spawn(mint.get_world_size, 3)
+    [3, 3, 3]
+    """
     return _or_minus_one(management.get_group_size, group)
 
 
@@ -127,6 +155,15 @@ def new_group(
     """Make a group of these world ranks, in rising order, and return its name.
 
     The same ranks give the same group. A rank that is not in the list gets "".
+
+    >>> def total():
+    ...     pair = mint.new_group([0, 2])
+    ...     x = np.array([mint.get_rank()])
+    ...     if pair:
+    ...         mint.all_reduce(x, group=pair)
+    ...     return x.tolist()
+    >>> unisono.spawn(total, 3)
+    [[2], [1], [2]]
     """
     if ranks is None:
         return HCCL_WORLD_COMM_GROUP
@@ -152,23 +189,45 @@ def new_group(
 
 
 def get_backend(group: str | None = None) -> str:
-    """The name of the backend, which upstream reads from the name of the group."""
+    """The name of the backend, which upstream reads from the name of the group.
+
+    >>> mint.get_backend()
+    'hccl'
+    """
     check_type(group, "group", str, NoneType)
     return "mccl" if group is not None and "mccl" in group else "hccl"
 
 
 def get_global_rank(group: str | None, group_rank: int) -> int:
-    """The world rank of a rank of the group."""
+    """The world rank of a rank of the group.
+
+    >>> def in_world():
+    ...     pair = mint.new_group([1, 3])
+    ...     return mint.get_global_rank(pair, 0) if pair else None
+    >>> unisono.spawn(in_world, 4)
+    [None, 1, None, 1]
+    """
     return world_rank_of(group, group_rank, "group_rank")
 
 
 def get_group_rank(group: str | None, global_rank: int) -> int:
-    """The rank in the group of a rank of the world."""
+    """The rank in the group of a rank of the world.
+
+    >>> def in_pair():
+    ...     pair = mint.new_group([1, 3])
+    ...     return mint.get_group_rank(pair, 3) if pair else None
+    >>> unisono.spawn(in_pair, 4)
+    [None, 1, None, 1]
+    """
     return resolve_root(group, global_rank, "global_rank")[1]
 
 
 def get_process_group_ranks(group: str | None = None) -> list[int]:
-    """The world ranks of the group, in its order."""
+    """The world ranks of the group, in its order.
+
+    >>> unisono.spawn(mint.get_process_group_ranks, 2)
+    [[0, 1], [0, 1]]
+    """
     return management.get_process_group_ranks(group)
 
 

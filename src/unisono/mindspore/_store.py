@@ -28,7 +28,13 @@ _MAX_BYTES = 1 << 30  # of one value: a wrong length must not allocate all memor
 
 
 class TCPStore:
-    """A store at `host_name:port`; the process with `is_master` serves it for all others."""
+    """A store at `host_name:port`; the process with `is_master` serves it for all others.
+
+    >>> store = communication.TCPStore("127.0.0.1", 0, is_master=True)
+    >>> store.set("step", "12")
+    >>> store.get("step")
+    b'12'
+    """
 
     def __init__(
         self,

@@ -111,6 +111,9 @@ class P2POp(BatchEntry):
     """One message of a batch: to send `tensor` to world rank `peer`, or to receive from it.
 
     To receive, `tensor` may be a shape; `recv_dtype` is then the dtype.
+
+    >>> comm_func.P2POp("irecv", (2, 3), 1, recv_dtype=np.float32).tensor
+    (2, 3)
     """
 
     def __init__(

@@ -63,7 +63,11 @@ class _Live(type):
 
 
 class GlobalComm(metaclass=_Live):
-    """Names of the backend and of the world."""
+    """Names of the backend and of the world.
+
+    >>> comm.GlobalComm.WORLD_COMM_GROUP
+    'hccl_world_group'
+    """
 
     BACKEND = "hccl"
     WORLD_COMM_GROUP = HCCL_WORLD_COMM_GROUP
@@ -75,6 +79,11 @@ def init(backend_name: str | None = None) -> None:
 
     The backends of MindSpore (hccl, nccl, mccl) all mean the engine that fits; the name of an
     engine of unisono works too.
+
+    >>> comm.init()  # ranks and sizes come from the launcher; here there is none
+    >>> comm.get_rank(), comm.get_group_size()
+    (0, 1)
+    >>> comm.release()
     """
     if backend_name is not None and not isinstance(backend_name, str):
         raise ArgumentTypeError(f"backend_name must be a string, got {backend_name!r}")
@@ -89,19 +98,34 @@ def init(backend_name: str | None = None) -> None:
 
 
 def release() -> None:
-    """Leave the world and all its groups."""
+    """Leave the world and all its groups.
+
+    >>> def leave():
+    ...     comm.release()
+    ...     return comm.GlobalComm.INITED
+    >>> unisono.spawn(leave, 2)
+    [False, False]
+    """
     groups.close()
 
 
 def get_rank(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> int:
-    """Return this rank in the group; before `init` what the environment says, or 0."""
+    """Return this rank in the group; before `init` what the environment says, or 0.
+
+    >>> unisono.spawn(comm.get_rank, 3)
+    [0, 1, 2]
+    """
     if not groups.is_initialized():
         return _from_environment(group, 0, "RANK_ID", "UNISONO_RANK")
     return _member(group).rank()
 
 
 def get_local_rank(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> int:
-    """Return this rank among the members that are on this host."""
+    """Return this rank among the members that are on this host.
+
+    >>> unisono.spawn(comm.get_local_rank, 2)
+    [0, 1]
+    """
     if not groups.is_initialized():
         return _from_environment(group, 0, "LOCAL_RANK", "UNISONO_LOCAL_RANK")
     members = _member(group)
@@ -109,26 +133,52 @@ def get_local_rank(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> i
 
 
 def get_group_size(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> int:
-    """Return how many ranks the group has; before `init` what the environment says, or 1."""
+    """Return how many ranks the group has; before `init` what the environment says, or 1.
+
+    >>> unisono.spawn(comm.get_group_size, 3)
+    [3, 3, 3]
+    """
     if not groups.is_initialized():
         return _from_environment(group, 1, "RANK_SIZE", "UNISONO_SIZE")
     return resolve_group(group).size()
 
 
 def get_local_rank_size(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> int:
-    """Return how many members of the group are on this host."""
+    """Return how many members of the group are on this host.
+
+    >>> unisono.spawn(comm.get_local_rank_size, 2)
+    [2, 2]
+    """
     if not groups.is_initialized():
         return _from_environment(group, 1, "LOCAL_RANK_SIZE", "UNISONO_LOCAL_SIZE")
     return len(resolve_group(group).local_ranks())
 
 
 def get_world_rank_from_group_rank(group: str | Group | None, group_rank_id: int) -> int:
-    """Return the world rank of the member that has this rank in the group."""
+    """Return the world rank of the member that has this rank in the group.
+
+    >>> def in_world():
+    ...     if comm.get_rank() == 0:
+    ...         return None
+    ...     comm.create_group("last", [1, 2])
+    ...     return comm.get_world_rank_from_group_rank("last", 0)
+    >>> unisono.spawn(in_world, 3)
+    [None, 1, 1]
+    """
     return world_rank_of(group, group_rank_id, "group_rank_id")
 
 
 def get_group_rank_from_world_rank(world_rank_id: int, group: str | Group | None) -> int:
-    """Return the rank in the group of the member that has this world rank."""
+    """Return the rank in the group of the member that has this world rank.
+
+    >>> def in_group():
+    ...     if comm.get_rank() == 0:
+    ...         return None
+    ...     comm.create_group("last", [1, 2])
+    ...     return comm.get_group_rank_from_world_rank(2, "last")
+    >>> unisono.spawn(in_group, 3)
+    [None, 1, 1]
+    """
     return resolve_root(group, world_rank_id, "world_rank_id")[1]
 
 
@@ -136,6 +186,15 @@ def create_group(group: str, rank_ids: list[int], options: Any = None) -> None:
     """Make a group of these world ranks, in this order, under a name; only its members call this.
 
     `options` is MindSpore's GroupOptions; it is accepted and changes nothing.
+
+    >>> def total():
+    ...     x = np.array([comm.get_rank()])
+    ...     if comm.get_rank() != 1:
+    ...         comm.create_group("pair", [0, 2])
+    ...         x, _ = comm_func.all_reduce(x, group="pair")
+    ...     return x.tolist()
+    >>> unisono.spawn(total, 3)
+    [[2], [1], [2]]
     """
     if not isinstance(group, str):
         raise ArgumentTypeError(f"group must be a name, got {group!r}")
@@ -169,7 +228,16 @@ def create_group(group: str, rank_ids: list[int], options: Any = None) -> None:
 
 
 def destroy_group(group: str | Group | None) -> None:
-    """Leave the group and forget its name."""
+    """Leave the group and forget its name.
+
+    >>> def leave():
+    ...     comm.create_group("all", [0, 1])
+    ...     comm.destroy_group("all")
+    ...     comm.create_group("all", [1, 0])
+    ...     return comm.get_rank("all")
+    >>> unisono.spawn(leave, 2)
+    [1, 0]
+    """
     members = resolve_group(group)
     if members is groups.world():
         raise ArgumentError("the world cannot be destroyed; use release() to leave it")
@@ -177,13 +245,21 @@ def destroy_group(group: str | Group | None) -> None:
 
 
 def get_comm_name(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> str:
-    """Return the name of HCCL's communicator; the empty string, because there is none here."""
+    """Return the name of HCCL's communicator; the empty string, because there is none here.
+
+    >>> unisono.spawn(comm.get_comm_name, 1)
+    ['']
+    """
     resolve_group(group)
     return ""
 
 
 def get_process_group_ranks(group: str | Group | None = GlobalComm.WORLD_COMM_GROUP) -> list[int]:
-    """Return the world ranks of the group, in the order in which they were given."""
+    """Return the world ranks of the group, in the order in which they were given.
+
+    >>> unisono.spawn(comm.get_process_group_ranks, 2)
+    [[0, 1], [0, 1]]
+    """
     return list(resolve_group(group).ranks)
 
 

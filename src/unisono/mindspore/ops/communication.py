@@ -82,7 +82,13 @@ _R = TypeVar("_R")
 
 
 def set_comm_ops_inplace(is_enable: bool, func_list: Sequence[str] | None = None) -> None:
-    """Set whether functions write into their arguments; all of them, or those in the list."""
+    """Set whether functions write into their arguments; all of them, or those in the list.
+
+    >>> communication.set_comm_ops_inplace(False, ["all_reduce"])
+    >>> unisono.spawn(lambda: communication.all_reduce(np.ones(1))[0].tolist(), 2)
+    [[2.0], [2.0]]
+    >>> communication.set_comm_ops_inplace(True)
+    """
     check_bool(is_enable, "is_enable")
     if func_list is not None and not isinstance(func_list, list | tuple):
         raise ArgumentTypeError(f"func_list must be a list of names or None, got {func_list!r}")

@@ -71,7 +71,7 @@ def main(arguments: argparse.Namespace) -> int:
         for file in changed:
             _write(file, program)
     if arguments.report is not None:
-        write_file(arguments.report, page(target, ported))
+        write_file(arguments.report, page(target, ported, program.unreadable))
     for item in program.unreadable:
         print(f"unisono: {item.path}:{item.line}: skipped: {item.reason}", file=sys.stderr)
     files = f"{plural(len(changed), 'file')} {'changed' if arguments.write else 'to change'}"

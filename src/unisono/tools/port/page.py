@@ -2,87 +2,141 @@
 
 from __future__ import annotations
 
-import difflib
 import html
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from unisono import mapping
-from unisono.port.plan import Action
+from unisono.port.decision import explain
+from unisono.port.plan import Action, Decision
 from unisono.port.port import PortedFile
+from unisono.port.program import Unreadable
 from unisono.port.rules import Target
+from unisono.tools.formatting import plain, plural
+from unisono.tools.html_page import fill_page, page_part
+from unisono.tools.port.hunks import Hunk, find_hunks
 
 __all__ = ["page"]
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem;
-  background: #fff; color: #1a1a1a; }
-h2 { font: 600 1rem ui-monospace, monospace; margin-top: 2.5rem; overflow-wrap: anywhere; }
-table { border-collapse: collapse; width: 100%; table-layout: fixed; margin-bottom: 1rem; }
-td, th { border: 1px solid #ccc; padding: .3rem .5rem; text-align: left; vertical-align: top;
-  overflow-wrap: anywhere; }
-th:first-child, td.line { width: 3.5rem; text-align: right; }
-pre { margin: 0; font: 13px/1.4 ui-monospace, monospace; white-space: pre-wrap; }
-.rewrite td.what { background: #e6f4ea; } .copy td.what { background: #fdf3d8; }
-.leave td.what { background: #fbe4e4; }
-td.old { background: #fdecec; } td.new { background: #eaf6ec; }
-details { color: #555; }
-@media (prefers-color-scheme: dark) {
-  body { background: #161616; color: #e4e4e4; } td, th { border-color: #444; }
-  .rewrite td.what { background: #16351f; } .copy td.what { background: #3b3212; }
-  .leave td.what { background: #421d1d; }
-  td.old { background: #3a1c1c; } td.new { background: #17321d; }
-  details { color: #aaa; }
+_PACKAGE = "unisono.tools.port"
+#: The class of a verdict, and what it means.
+_VERDICTS = {
+    Action.REWRITE: ("rewrite", "rewritten for the other dialect"),
+    Action.COPY_BACK: (
+        "copy",
+        "rewritten, with a copy into the tensor that others may have",
+    ),
+    Action.LEAVE: ("leave", "left as it is, with a comment that says why: it needs a person"),
 }
-"""
-_CLASSES = {Action.REWRITE: "rewrite", Action.COPY_BACK: "copy", Action.LEAVE: "leave"}
 
 
-def page(target: Target, files: Sequence[PortedFile]) -> str:
-    """Return the text of the page."""
-    counts = Counter(decision.verdict for file in files for decision in file.decisions)
-    numbers = ", ".join(f"{counts[verdict]} {verdict}" for verdict in _CLASSES)
-    title = f"unisono port --to {target.text}"
-    body = "".join(part for file in files if file.decisions for part in _file(file))
-    return (
-        '<!doctype html>\n<html lang="en"><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style>"
-        f"<h1>{html.escape(title)}</h1><p>{numbers}</p>{body}</html>\n"
+def page(target: Target, files: Sequence[PortedFile], unreadable: Sequence[Unreadable] = ()) -> str:
+    """Return the text of the page. What comes from the program is text in it, never markup."""
+    shown = [file for file in files if file.decisions or file.before != file.after]
+    return fill_page(
+        _PACKAGE,
+        {
+            "title": _text(f"unisono port --to {target.text}"),
+            "style": page_part(_PACKAGE, "page.css"),
+            "script": page_part(_PACKAGE, "page.js"),
+            "summary": "".join(_summary(shown, unreadable)),
+            "filter": "".join(_filter(shown)),
+            "files": "".join(
+                part for number, file in enumerate(shown) for part in _file(number, file)
+            ),
+        },
     )
 
 
-def _file(file: PortedFile) -> Iterator[str]:
-    yield f"<h2>{html.escape(str(file.path))}</h2>"
-    yield "<table><tr><th>line</th><th>use</th><th>becomes</th><th>decision and reason</th></tr>"
-    known = mapping.differences()
-    for decision in file.decisions:
-        texts = "".join(
-            f"<li>{html.escape(known[name].text.en)}</li>" for name in decision.differences
-        )
-        more = f"<details><summary>differences</summary><ul>{texts}</ul></details>" if texts else ""
+def _text(text: str) -> str:
+    """Escape a text; what no page may hold, as a control character, is a question mark."""
+    return html.escape(plain(text.replace("\t", "    ")))
+
+
+def _counts(files: Iterable[PortedFile]) -> Counter[str]:
+    return Counter(decision.verdict for file in files for decision in file.decisions)
+
+
+# ---- the head of the page ------------------------------------------------------------------------
+
+
+def _summary(files: Sequence[PortedFile], unreadable: Sequence[Unreadable]) -> Iterator[str]:
+    """What there is: files, those that cannot be read, and a row for each."""
+    changed = sum(file.before != file.after for file in files)
+    counts = _counts(files)
+    yield (
+        f"<p>{plural(sum(counts.values()), 'use')} in {plural(len(files), 'file')}; "
+        f"{plural(changed, 'file')} to change; {counts[Action.LEAVE]} left for a person; "
+        f"{plural(len(unreadable), 'file')} not read.</p>"
+    )
+    if unreadable:
+        yield '<section class="unreadable"><h2>Not read</h2><ul>'
+        for item in unreadable:
+            place = _text(f"{item.path}:{item.line}")
+            yield f"<li><code>{place}</code>: {_text(item.reason)}</li>"
+        yield "</ul></section>"
+    if files:
+        yield '<section><h2>Files</h2><div class="scroll"><table><thead><tr><th>file</th>'
+        yield "".join(f"<th>{verdict}</th>" for verdict in _VERDICTS)
+        yield "<th>changed</th></tr></thead><tbody>"
+        for number, file in enumerate(files):
+            own = _counts([file])
+            cells = "".join(f"<td>{own[verdict] or ''}</td>" for verdict in _VERDICTS)
+            yield f'<tr><td><a href="#file-{number}">{_text(str(file.path))}</a></td>{cells}'
+            yield f"<td>{'yes' if file.before != file.after else 'no'}</td></tr>"
+        yield "</tbody></table></div></section>"
+
+
+def _filter(files: Sequence[PortedFile]) -> Iterator[str]:
+    counts = _counts(files)
+    for verdict, (kind, meaning) in _VERDICTS.items():
         yield (
-            f'<tr class="{_CLASSES[decision.verdict]}">'
-            f'<td class="line">{decision.reference.node.lineno}</td>'
-            f"<td>{html.escape(decision.reference.path)}</td>"
-            f"<td>{html.escape(decision.target or '')}</td>"
-            f'<td class="what"><b>{decision.verdict}</b>: {html.escape(decision.reason)}{more}</td>'
-            "</tr>"
+            f'<label class="{kind}"><input type="checkbox" value="{kind}" checked> '
+            f"<b>{counts[verdict]} {verdict}</b> <span>{meaning}</span></label>"
         )
-    yield "</table>"
-    if file.before != file.after:
-        yield "<table><tr><th>line</th><th>before</th><th>after</th></tr>"
-        yield from _side_by_side(file.before.splitlines(), file.after.splitlines())
-        yield "</table>"
 
 
-def _side_by_side(before: list[str], after: list[str]) -> Iterator[str]:
-    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
-    for tag, first, last, new_first, new_last in matcher.get_opcodes():
-        if tag != "equal":
-            old, new = before[first:last], after[new_first:new_last]
-            yield (
-                f'<tr><td class="line">{first + 1}</td>'
-                f'<td class="old"><pre>{html.escape(chr(10).join(old))}</pre></td>'
-                f'<td class="new"><pre>{html.escape(chr(10).join(new))}</pre></td></tr>'
-            )
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def _file(number: int, file: PortedFile) -> Iterator[str]:
+    yield f'<section class="file" id="file-{number}"><h2>{_text(str(file.path))}</h2>'
+    for hunk in find_hunks(file):
+        yield from _hunk(hunk)
+    yield "</section>"
+
+
+def _hunk(hunk: Hunk) -> Iterator[str]:
+    """Lines before and after beside each other, below what was decided on them."""
+    yield '<article class="hunk">'
+    if hunk.decisions:
+        yield from map(_decision, hunk.decisions)
+    else:
+        yield "<p>goes with the decisions: imports, and statements that come later</p>"
+    yield '<div class="sides">'
+    yield _side("before", hunk.before_line, hunk.before)
+    if hunk.before == hunk.after:
+        yield '<div class="side same"><h3>after</h3><p>the same</p></div>'
+    else:
+        yield _side("after", hunk.after_line, hunk.after)
+    yield "</div></article>"
+
+
+def _decision(decision: Decision) -> str:
+    kind = _VERDICTS[decision.verdict][0]
+    target = f" → <code>{_text(decision.target)}</code>" if decision.target else ""
+    texts = "".join(f"<li>{_text(text)}</li>" for text in explain(decision))
+    more = f"<details><summary>differences</summary><ul>{texts}</ul></details>" if texts else ""
+    return (
+        f'<div class="decision {kind}" data-verdict="{kind}">'
+        f'<p><b class="verdict">{decision.verdict}</b> line {decision.reference.node.lineno}: '
+        f"<code>{_text(decision.reference.path)}</code>{target}</p>"
+        f"<p>{_text(decision.reason)}</p>{more}</div>"
+    )
+
+
+def _side(title: str, first: int, lines: Sequence[str]) -> str:
+    rows = "".join(
+        f'<span class="row" data-line="{number}">{_text(line)}</span>\n'
+        for number, line in enumerate(lines, first)
+    )
+    return f'<div class="side {title}"><h3>{title}</h3><pre tabindex="0">{rows}</pre></div>'

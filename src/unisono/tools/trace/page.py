@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import html
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from datetime import datetime
-from importlib import resources
 from typing import Any
 
 from unisono.core.trace import Record
 from unisono.tools import lateness
 from unisono.tools.formatting import plain, rank_list
+from unisono.tools.html_page import fill_page, page_part
 from unisono.tools.trace.bars import Bar
 from unisono.tools.trace.file import Trace
 from unisono.tools.trace.findings import Findings
 
 __all__ = ["page"]
+
+_PACKAGE = "unisono.tools.trace"
 
 #: Characters that could end the script element, or begin other markup in it.
 _UNSAFE = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
@@ -31,16 +32,11 @@ def page(findings: Findings, bars: Sequence[Bar]) -> str:
     scripts = ("timeline.js", "draw.js", "map.js", "pointer.js", "tables.js")
     parts = {
         "title": html.escape(plain(_title(findings.trace))),
-        "style": _asset("page.css"),
+        "style": page_part(_PACKAGE, "page.css"),
         "data": data.translate(_UNSAFE),
-        "script": "".join(map(_asset, scripts)),
+        "script": "".join(page_part(_PACKAGE, name) for name in scripts),
     }
-    # In one pass, so that nothing inside a part is taken for a placeholder.
-    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _asset("page.html"))
-
-
-def _asset(name: str) -> str:
-    return (resources.files("unisono.tools.trace") / "page_parts" / name).read_text("utf-8")
+    return fill_page(_PACKAGE, parts)
 
 
 def _title(trace: Trace) -> str:

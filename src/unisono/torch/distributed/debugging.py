@@ -20,6 +20,9 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = 3600) -> 
     The debugger is pdb, at the terminal of the job, in the frame of the caller. The first `skip`
     calls from this line do nothing. Calls that follow may wait `timeout_s` seconds for other ranks
     if they could wait less before; None changes nothing.
+
+    >>> unisono.spawn(lambda: dist.breakpoint(skip=1), 1)  # the first call is skipped
+    [None]
     """
     world = groups.world()
     caller = sys._getframe(1)

@@ -42,17 +42,32 @@ class _World(type):
 
 
 class group(metaclass=_World):  # noqa: N801 - upstream's spelling
-    """Holds the world: `group.WORLD`."""
+    """Holds the world: `group.WORLD`.
+
+    >>> unisono.spawn(lambda: dist.get_process_group_ranks(dist.group.WORLD), 2)
+    [[0, 1], [0, 1]]
+    """
 
 
 class GroupMember(metaclass=_World):
-    """Holds the world, and what a rank gets for a group that it is not in."""
+    """Holds the world, and what a rank gets for a group that it is not in.
+
+    >>> def others():
+    ...     made = dist.new_group([0])
+    ...     return made is dist.GroupMember.NON_GROUP_MEMBER
+    >>> unisono.spawn(others, 2)
+    [False, True]
+    """
 
     NON_GROUP_MEMBER = arguments.NON_GROUP_MEMBER
 
 
 def get_rank(group: Group | None = None) -> int:
-    """This rank's number in the group; -1 if it is not a member."""
+    """This rank's number in the group; -1 if it is not a member.
+
+    >>> unisono.spawn(dist.get_rank, 3)
+    [0, 1, 2]
+    """
     known = fast.get_rank(group)
     if known is not NotImplemented:
         return known  # type: ignore[no-any-return]
@@ -60,7 +75,11 @@ def get_rank(group: Group | None = None) -> int:
 
 
 def get_world_size(group: Group | None = None) -> int:
-    """How many ranks the group has; -1 if this rank is not a member."""
+    """How many ranks the group has; -1 if this rank is not a member.
+
+    >>> unisono.spawn(dist.get_world_size, 3)
+    [3, 3, 3]
+    """
     known = fast.get_size(group)
     if known is not NotImplemented:
         return known  # type: ignore[no-any-return]
@@ -68,7 +87,11 @@ def get_world_size(group: Group | None = None) -> int:
 
 
 def get_backend(group: Group | None = None) -> str:
-    """The name of the group's engine, whatever backend was asked for."""
+    """The name of the group's engine, whatever backend was asked for.
+
+    >>> unisono.spawn(dist.get_backend, 2)
+    ['threads', 'threads']
+    """
     engine = arguments.group_of(group).engine
     if engine is None:
         raise NotReady("this rank is not in the group, or the group is closed")
@@ -76,7 +99,14 @@ def get_backend(group: Group | None = None) -> str:
 
 
 def get_group_rank(group: Group, global_rank: int) -> int:
-    """The rank in the group of a rank of the world."""
+    """The rank in the group of a rank of the world.
+
+    >>> def in_pair():
+    ...     pair = dist.new_group([1, 3])
+    ...     return dist.get_group_rank(pair, 3) if dist.get_rank() in (1, 3) else None
+    >>> unisono.spawn(in_pair, 4)
+    [None, 1, None, 1]
+    """
     members = arguments.group_of(group)
     global_rank = as_int(global_rank, "global_rank")
     if global_rank not in members.ranks:
@@ -85,7 +115,14 @@ def get_group_rank(group: Group, global_rank: int) -> int:
 
 
 def get_global_rank(group: Group, group_rank: int) -> int:
-    """The rank in the world of a rank of the group."""
+    """The rank in the world of a rank of the group.
+
+    >>> def in_world():
+    ...     pair = dist.new_group([1, 3])
+    ...     return dist.get_global_rank(pair, 0) if dist.get_rank() in (1, 3) else None
+    >>> unisono.spawn(in_world, 4)
+    [None, 1, None, 1]
+    """
     members = arguments.group_of(group)
     group_rank = as_int(group_rank, "group_rank")
     if group_rank not in range(members.size):
@@ -94,12 +131,20 @@ def get_global_rank(group: Group, group_rank: int) -> int:
 
 
 def get_process_group_ranks(group: Group | None) -> list[int]:
-    """The ranks of the world that are in the group, in the order of their group ranks."""
+    """The ranks of the world that are in the group, in the order of their group ranks.
+
+    >>> unisono.spawn(lambda: dist.get_process_group_ranks(None), 2)
+    [[0, 1], [0, 1]]
+    """
     return list(arguments.group_of(group).ranks)
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """This rank's number on its host, as the launcher set it."""
+    """This rank's number on its host, as the launcher set it.
+
+    >>> dist.get_node_local_rank(fallback_rank=0)
+    0
+    """
     if "LOCAL_RANK" in os.environ:
         return int(os.environ["LOCAL_RANK"])
     if fallback_rank is None:
@@ -123,6 +168,15 @@ def new_group(
 
     Other ranks get GroupMember.NON_GROUP_MEMBER (None with `use_local_synchronization`). The group
     is on the engine of the world, whatever `backend` says.
+
+    >>> def total():
+    ...     pair = dist.new_group([0, 2])
+    ...     x = np.array([dist.get_rank()])
+    ...     if dist.get_rank() in (0, 2):
+    ...         dist.all_reduce(x, group=pair)
+    ...     return x.tolist()
+    >>> unisono.spawn(total, 3)
+    [[2], [1], [2]]
     """
     check_backend(backend)
     seconds = arguments.seconds(timeout)
@@ -145,7 +199,14 @@ def new_subgroups(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[Any, list[Any]]:
-    """Cut the group into groups of `group_size` neighbours; returns this rank's, and all."""
+    """Cut the group into groups of `group_size` neighbours; returns this rank's, and all.
+
+    >>> def halves():
+    ...     mine, both = dist.new_subgroups(2)
+    ...     return dist.get_process_group_ranks(mine), len(both)
+    >>> unisono.spawn(halves, 4)
+    [([0, 1], 2), ([0, 1], 2), ([2, 3], 2), ([2, 3], 2)]
+    """
     if group_size is None:
         raise ArgumentError("give group_size: there is no default without GPUs")
     group_size = as_int(group_size, "group_size")
@@ -163,7 +224,14 @@ def new_subgroups_by_enumeration(
     pg_options: Any = None,
     group_desc: str | None = None,
 ) -> tuple[Any, list[Any]]:
-    """Make a group of each list of ranks; returns this rank's group, or None, and all of them."""
+    """Make a group of each list of ranks; returns this rank's group, or None, and all of them.
+
+    >>> def pairs():
+    ...     mine, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
+    ...     return dist.get_process_group_ranks(mine)
+    >>> unisono.spawn(pairs, 4)
+    [[0, 2], [1, 3], [0, 2], [1, 3]]
+    """
     wanted = _rank_lists(ranks_per_subgroup_list, "ranks_per_subgroup_list")
     every = [rank for ranks in wanted for rank in ranks]
     if len(set(every)) != len(every):
@@ -183,6 +251,13 @@ def shrink_group(
     Ranks that have ended need not be named: the list may be empty. Calls of the group that are
     under way always end, whatever `shrink_flags` says. If the group is the world, the new one takes
     its place with new rank numbers, and all other groups are closed.
+
+    >>> def without_rank_1():
+    ...     if dist.get_rank() == 1:
+    ...         return None
+    ...     return dist.shrink_group([1]).size
+    >>> unisono.spawn(without_rank_1, 3)
+    [2, None, 2]
     """
     if not isinstance(ranks_to_exclude, list | tuple):
         raise ArgumentTypeError(f"ranks_to_exclude must be a list, not {ranks_to_exclude!r}")
@@ -203,7 +278,14 @@ def split_group(
     group_desc: str | None = None,
     backend: str | None = None,
 ) -> Group | None:
-    """Split the parent by lists of its ranks; returns this rank's group, None if it is in none."""
+    """Split the parent by lists of its ranks; returns this rank's group, None if it is in none.
+
+    >>> def halves():
+    ...     mine = dist.split_group(split_ranks=[[0, 1], [2, 3]])
+    ...     return dist.get_rank(mine)
+    >>> unisono.spawn(halves, 4)
+    [0, 1, 0, 1]
+    """
     wanted = _rank_lists([] if split_ranks is None else split_ranks, "split_ranks")
     check_backend(backend)
     seconds = arguments.seconds(timeout)

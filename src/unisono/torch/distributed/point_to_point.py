@@ -135,7 +135,11 @@ def irecv(
 
 
 class P2POp:
-    """One message of a batch: `isend` or `irecv`, a tensor and a peer."""
+    """One message of a batch: `isend` or `irecv`, a tensor and a peer.
+
+    >>> unisono.spawn(lambda: dist.P2POp(dist.isend, np.ones(2), peer=0), 1)
+    [P2POp(isend, peer=0, group='world')]
+    """
 
     def __init__(
         self,

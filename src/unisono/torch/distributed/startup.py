@@ -51,6 +51,11 @@ def init_process_group(
     Ranks find each other by their launcher's variables, or as `init_method` says: env://,
     file://PATH and tcp://HOST:PORT take `rank` and `world_size`. `store` is refused; the other
     parameters are accepted and change nothing.
+
+    >>> dist.init_process_group(rank=0, world_size=1)  # a launcher gives them as variables
+    >>> dist.get_rank(), dist.get_world_size()
+    (0, 1)
+    >>> dist.destroy_process_group()
     """
     engine = check_backend(backend)
     seconds = arguments.seconds(timeout)
@@ -75,7 +80,14 @@ def init_process_group(
 
 
 def destroy_process_group(group: Any = None) -> None:
-    """Leave a group, or the world and all its groups."""
+    """Leave a group, or the world and all its groups.
+
+    >>> def leave():
+    ...     dist.destroy_process_group()
+    ...     return dist.is_initialized()
+    >>> unisono.spawn(leave, 2)
+    [False, False]
+    """
     if group is None:
         groups.close()
     elif arguments.is_member(group):
@@ -87,42 +99,74 @@ def destroy_process_group(group: Any = None) -> None:
 
 
 def is_initialized() -> bool:
-    """Tell whether this rank has joined the world."""
+    """Tell whether this rank has joined the world.
+
+    >>> dist.is_initialized(), unisono.spawn(dist.is_initialized, 2)
+    (False, [True, True])
+    """
     return groups.is_initialized()
 
 
 def is_available() -> bool:
-    """Tell whether there are collectives: always, here."""
+    """Tell whether there are collectives: always, here.
+
+    >>> dist.is_available()
+    True
+    """
     return True
 
 
 def is_gloo_available() -> bool:
-    """Tell whether tensors in host memory can be sent: always, here."""
+    """Tell whether tensors in host memory can be sent: always, here.
+
+    >>> dist.is_gloo_available()
+    True
+    """
     return True
 
 
 def is_mpi_available() -> bool:
-    """Tell whether the engine `mpi` runs here."""
+    """Tell whether the engine `mpi` runs here.
+
+    >>> dist.is_mpi_available() == dist.is_backend_available("mpi")
+    True
+    """
     return is_backend_available("mpi")
 
 
 def is_nccl_available() -> bool:
-    """Tell whether the engine `torch:nccl` runs here, which sends tensors of NVIDIA GPUs."""
+    """Tell whether the engine `torch:nccl` runs here, which sends tensors of NVIDIA GPUs.
+
+    >>> dist.is_nccl_available() == dist.is_backend_available("nccl")
+    True
+    """
     return is_backend_available("nccl")
 
 
 def is_ucc_available() -> bool:
-    """Tell whether the engine `torch:ucc` runs here."""
+    """Tell whether the engine `torch:ucc` runs here.
+
+    >>> dist.is_ucc_available() == dist.is_backend_available("ucc")
+    True
+    """
     return is_backend_available("ucc")
 
 
 def is_xccl_available() -> bool:
-    """Tell whether the engine `torch:xccl` runs here, which sends tensors of Intel GPUs."""
+    """Tell whether the engine `torch:xccl` runs here, which sends tensors of Intel GPUs.
+
+    >>> dist.is_xccl_available() == dist.is_backend_available("xccl")
+    True
+    """
     return is_backend_available("xccl")
 
 
 def is_backend_available(backend: str) -> bool:
-    """Tell whether an engine of this name runs here; "gloo" and "unisono" always do."""
+    """Tell whether an engine of this name runs here; "gloo" and "unisono" always do.
+
+    >>> dist.is_backend_available("unisono"), dist.is_backend_available("no such")
+    (True, False)
+    """
     if not isinstance(backend, str):
         raise ArgumentTypeError(f"backend must be a name, got {backend!r}")
     names = [part.rpartition(":")[2] for part in backend.lower().split(",")]
@@ -144,7 +188,11 @@ def _runs(name: str) -> bool:
 
 
 def is_torchelastic_launched() -> bool:
-    """Tell whether torchrun started this rank."""
+    """Tell whether torchrun started this rank.
+
+    >>> dist.is_torchelastic_launched()
+    False
+    """
     return os.environ.get("TORCHELASTIC_RUN_ID") is not None
 
 

@@ -35,7 +35,16 @@ __getattr__ = missing_name("torch.distributed.nn.functional", __all__)
 
 
 def broadcast(tensor: Any, src: int, group: Group | None = None) -> Any:
-    """Return the tensor of rank `src` on every rank; the others give one of the same shape."""
+    """Return the tensor of rank `src` on every rank; the others give one of the same shape.
+
+    >>> import torch
+    >>> def gradient():
+    ...     x = torch.ones(1, requires_grad=True)
+    ...     functional.broadcast(x, src=1).sum().backward()
+    ...     return x.grad.tolist()
+    >>> unisono.spawn(gradient, 3)
+    [[0.0], [3.0], [0.0]]
+    """
     _check_tensor(tensor, "tensor", "broadcast")
     members = _members(group, "broadcast")
     root = arguments.root(members, src, None, "src")
@@ -43,7 +52,17 @@ def broadcast(tensor: Any, src: int, group: Group | None = None) -> Any:
 
 
 def gather(tensor: Any, dst: int = 0, group: Group | None = None) -> tuple[Any, ...]:
-    """Return every rank's tensor on rank `dst`, and as many tensors of zeros on the others."""
+    """Return every rank's tensor on rank `dst`, and as many tensors of zeros on the others.
+
+    >>> import torch
+    >>> def gradient():
+    ...     x = torch.ones(1, requires_grad=True)
+    ...     parts = functional.gather(x, dst=1)
+    ...     (dist.get_rank() * torch.cat(parts)).sum().backward()
+    ...     return x.grad.tolist()
+    >>> unisono.spawn(gradient, 3)
+    [[1.0], [1.0], [1.0]]
+    """
     _check_tensor(tensor, "tensor", "gather")
     members = _members(group, "gather")
     root = arguments.root(members, dst, None, "dst")
@@ -52,7 +71,17 @@ def gather(tensor: Any, dst: int = 0, group: Group | None = None) -> tuple[Any, 
 
 
 def scatter(tensors: Sequence[Any], src: int = 0, group: Group | None = None) -> Any:
-    """Return entry `rank` of the list of rank `src`; the others give a list of the same shapes."""
+    """Return entry `rank` of the list of rank `src`; the others give a list of the same shapes.
+
+    >>> import torch
+    >>> def gradient():
+    ...     parts = [torch.ones(1, requires_grad=True) for _ in range(2)]
+    ...     y = functional.scatter(parts, src=1)
+    ...     (y * dist.get_rank()).sum().backward()
+    ...     return [x.grad.item() for x in parts]
+    >>> unisono.spawn(gradient, 2)
+    [[0.0, 0.0], [0.0, 1.0]]
+    """
     _check_tensors(tensors, "tensors", "scatter")
     members = _members(group, "scatter")
     check_length(tensors, "parameter tensors", members.size)
@@ -63,7 +92,17 @@ def scatter(tensors: Sequence[Any], src: int = 0, group: Group | None = None) ->
 
 
 def reduce(tensor: Any, dst: int, op: Any = ReduceOp.SUM, group: Group | None = None) -> Any:
-    """Return the combined tensors on rank `dst`, and zeros on the others."""
+    """Return the combined tensors on rank `dst`, and zeros on the others.
+
+    >>> import torch
+    >>> def gradient():
+    ...     x = torch.ones(1, requires_grad=True)
+    ...     y = functional.reduce(x, dst=1)
+    ...     (3 * y).sum().backward()
+    ...     return y.item(), x.grad.item()
+    >>> unisono.spawn(gradient, 2)
+    [(0.0, 3.0), (2.0, 3.0)]
+    """
     _check_tensor(tensor, "tensor", "reduce")
     members = _members(group, "reduce")
     root = arguments.root(members, dst, None, "dst")
@@ -74,7 +113,17 @@ def reduce(tensor: Any, dst: int, op: Any = ReduceOp.SUM, group: Group | None = 
 def reduce_scatter(
     output: Any, input_list: Sequence[Any], op: Any = ReduceOp.SUM, group: Group | None = None
 ) -> Any:
-    """Combine every rank's list and return entry `rank` of the result, which is in `output`."""
+    """Combine every rank's list and return entry `rank` of the result, which is in `output`.
+
+    >>> import torch
+    >>> def gradient():
+    ...     parts = [torch.ones(1, requires_grad=True) for _ in range(2)]
+    ...     y = functional.reduce_scatter(torch.empty(1), parts)
+    ...     (y * dist.get_rank()).sum().backward()
+    ...     return y.item(), [x.grad.item() for x in parts]
+    >>> unisono.spawn(gradient, 2)
+    [(2.0, [0.0, 1.0]), (2.0, [0.0, 1.0])]
+    """
     _check_tensor(output, "output", "reduce_scatter")
     _check_tensors(input_list, "input_list", "reduce_scatter")
     members = _members(group, "reduce_scatter")
@@ -83,7 +132,16 @@ def reduce_scatter(
 
 
 def all_gather(tensor: Any, group: Group | None = None) -> tuple[Any, ...]:
-    """Return every rank's tensor; all have one shape."""
+    """Return every rank's tensor; all have one shape.
+
+    >>> import torch
+    >>> def gradient():
+    ...     x = torch.ones(1, requires_grad=True)
+    ...     torch.cat(functional.all_gather(x)).sum().backward()
+    ...     return x.grad.tolist()
+    >>> unisono.spawn(gradient, 3)
+    [[3.0], [3.0], [3.0]]
+    """
     _check_tensor(tensor, "tensor", "all_gather")
     members = _members(group, "all_gather")
     shapes = [tensor.shape] * members.size
@@ -102,7 +160,17 @@ def _all_gather_base(output_tensor: Any, input_tensor: Any, group: Group | None 
 def all_to_all(
     output_tensor_list: Sequence[Any], input_tensor_list: Sequence[Any], group: Group | None = None
 ) -> tuple[Any, ...]:
-    """Send entry j of the input list to rank j, and return what came, which is in the outputs."""
+    """Send entry j of the input list to rank j, and return what came, which is in the outputs.
+
+    >>> import torch
+    >>> def gradient():
+    ...     parts = [torch.ones(1, requires_grad=True) for _ in range(2)]
+    ...     outputs = functional.all_to_all([torch.empty(1), torch.empty(1)], parts)
+    ...     (dist.get_rank() * torch.cat(outputs)).sum().backward()
+    ...     return [x.grad.item() for x in parts]
+    >>> unisono.spawn(gradient, 2)
+    [[0.0, 1.0], [0.0, 1.0]]
+    """
     _check_tensors(output_tensor_list, "output_tensor_list", "all_to_all")
     _check_tensors(input_tensor_list, "input_tensor_list", "all_to_all")
     members = _members(group, "all_to_all")
@@ -118,7 +186,17 @@ def all_to_all_single(
     input_split_sizes: Sequence[int] | None = None,
     group: Group | None = None,
 ) -> Any:
-    """Send rows of `input` to each rank, and return the rows that came, which are in `output`."""
+    """Send rows of `input` to each rank, and return the rows that came, which are in `output`.
+
+    >>> import torch
+    >>> def gradient():
+    ...     x = torch.ones(2, requires_grad=True)
+    ...     y = functional.all_to_all_single(torch.empty(2), x)
+    ...     (dist.get_rank() * y).sum().backward()
+    ...     return x.grad.tolist()
+    >>> unisono.spawn(gradient, 2)
+    [[0.0, 1.0], [0.0, 1.0]]
+    """
     _check_tensor(output, "output", "all_to_all_single")
     _check_tensor(input, "input", "all_to_all_single")
     members = _members(group, "all_to_all_single")
@@ -127,7 +205,17 @@ def all_to_all_single(
 
 
 def all_reduce(tensor: Any, op: Any = ReduceOp.SUM, group: Group | None = None) -> Any:
-    """Return the combined tensors of all ranks on every rank."""
+    """Return the combined tensors of all ranks on every rank.
+
+    >>> import torch
+    >>> def gradient():
+    ...     x = torch.ones(1, requires_grad=True)
+    ...     y = functional.all_reduce(x)
+    ...     y.sum().backward()
+    ...     return y.item(), x.grad.item()
+    >>> unisono.spawn(gradient, 3)
+    [(3.0, 3.0), (3.0, 3.0), (3.0, 3.0)]
+    """
     _check_tensor(tensor, "tensor", "all_reduce")
     members = _members(group, "all_reduce")
     operator = arguments.operator(op, arguments.view(tensor, "tensor"))
