@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import ast
 
+from unisono.port.blocks import loops_around
 from unisono.port.program import SourceFile
 from unisono.port.scopes import Binding, Scopes
 
-__all__ = ["is_pure", "may_be_none", "why_not_rebind"]
+__all__ = ["is_framework", "is_pure", "may_be_none", "why_not_rebind"]
 
 #: Functions of a framework that return new tensors, whatever they are given.
 _MAKERS = {
@@ -40,7 +41,6 @@ _NEW = {
 _FACTS = {"device", "dtype", "is_cuda", "itemsize", "nbytes", "ndim", "requires_grad", "shape"}
 #: Builtin functions that do not keep what they are given.
 _READERS = {"bool", "float", "int", "isinstance", "len", "print", "repr", "str", "type"}
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
 def is_pure(node: ast.expr) -> bool:
@@ -91,24 +91,14 @@ def why_not_rebind(node: ast.expr, call: ast.Call, file: SourceFile) -> str | No
     for binding in scope.bindings[name]:
         if reason := _why_not_new(binding, file):
             return reason
-    loops = _loops(call, scopes)
+    loops = loops_around(call, scopes)
     for use in scope.uses[name]:
         if not isinstance(use.ctx, ast.Load) or use is node:
             continue
         earlier = (use.lineno, use.col_offset) < (call.lineno, call.col_offset)
-        if (earlier or loops & _loops(use, scopes)) and not _only_reads(use, file):
+        if (earlier or loops & loops_around(use, scopes)) and not _only_reads(use, file):
             return f"line {use.lineno} may keep {name!r} under another name"
     return None
-
-
-def _loops(node: ast.AST, scopes: Scopes) -> set[ast.AST]:
-    found: set[ast.AST] = set()
-    for outer in scopes.chain(node):
-        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            break
-        if isinstance(outer, _LOOPS):
-            found.add(outer)
-    return found
 
 
 def _why_not_new(binding: Binding, file: SourceFile) -> str | None:
@@ -144,12 +134,12 @@ def _is_new(node: ast.expr, scopes: Scopes) -> bool:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     owner, method = node.func.value, node.func.attr
-    if _is_framework(owner, scopes):
+    if is_framework(owner, scopes):
         return method in _MAKERS
     return method in _COPIES or (_is_new(owner, scopes) and method in {"cuda", "float", "to"})
 
 
-def _is_framework(node: ast.expr, scopes: Scopes) -> bool:
+def is_framework(node: ast.expr, scopes: Scopes) -> bool:
     """Tell whether a name is an imported framework."""
     if not isinstance(node, ast.Name) or node.id not in _FRAMEWORKS:
         return False
@@ -185,7 +175,7 @@ def _only_reads(use: ast.Name, file: SourceFile) -> bool:
             return function.id in _READERS and scopes.scope_of[function].find(function.id) is None
         return (
             isinstance(function, ast.Attribute)
-            and _is_framework(function.value, scopes)
+            and is_framework(function.value, scopes)
             and function.attr in _MAKERS
         )
     return isinstance(parent, ast.Expr)

@@ -33,13 +33,20 @@ class Plan:
 
     Texts may name modules as `«mindspore.communication»`: the name that the file uses for them
     replaces it. In `statements`, `{call}` is the new call. Without statements the call, or the name
-    without a call, is replaced where it stands. `later` are statements to put after others.
+    without a call, is replaced where it stands. `later` are statements to put after others, `at` is
+    another statement in whose place the statements come, `removed` are statements that go, and
+    `elsewhere` are expressions that get another text. `needs` are calls that have to be ported too:
+    if one of them stays, this one stays with it.
     """
 
     function: str
     arguments: tuple[NewArgument, ...] | None = None
     statements: tuple[str, ...] = ()
     later: tuple[tuple[ast.stmt, tuple[str, ...]], ...] = ()
+    at: ast.stmt | None = None
+    removed: tuple[ast.stmt, ...] = ()
+    elsewhere: tuple[tuple[ast.expr, str], ...] = ()
+    needs: tuple[ast.Call, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

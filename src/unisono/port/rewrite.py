@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import libcst as cst
+from libcst.matchers import Comment, findall
 from libcst.metadata import MetadataWrapper, PositionProvider
 
 from unisono.errors import Unsupported
@@ -50,6 +51,8 @@ class _Changes:
         self.names: dict[_Range, str] = {}
         self.statements: dict[_Range, tuple[_Range, tuple[str, ...]]] = {}
         self.later: dict[_Range, list[str]] = {}
+        self.removed: set[_Range] = set()
+        self.elsewhere: dict[_Range, str] = {}
         self.marks: dict[int, str] = {}
         self.touched: set[int] = set()  # lines whose old marks go
         self.imported = {
@@ -65,7 +68,8 @@ class _Changes:
     @property
     def places(self) -> set[_Range]:
         """Return all places where something has to change."""
-        return {*self.calls, *self.names, *self.imported, *self.statements, *self.later}
+        found = {*self.calls, *self.names, *self.imported, *self.statements, *self.later}
+        return found | self.removed | set(self.elsewhere)
 
     def place(self, node: Any) -> _Range:
         """Return the place of a node as LibCST counts it: in characters, not in bytes."""
@@ -102,9 +106,15 @@ class _Changes:
         self.calls[place] = plan
         if plan.statements:
             lines = tuple(map(self.imports.fill, plan.statements))
-            self.statements[self.place(statement)] = (place, lines)
+            self.statements[self.place(plan.at or statement)] = (place, lines)
+        self.removed |= set(map(self.place, plan.removed))
+        for expression, text in plan.elsewhere:
+            self.elsewhere[self.place(expression)] = self.imports.fill(text)
         for other, texts in plan.later:
-            self.later.setdefault(self.place(other), []).extend(map(self.imports.fill, texts))
+            lines_there = self.later.setdefault(self.place(other), [])
+            new = [self.imports.fill(text) for text in texts]
+            # Several calls whose handles are in one list share what follows the wait.
+            lines_there += [line for line in new if line not in lines_there]
 
 
 def _mark(reason: str) -> str:
@@ -120,6 +130,7 @@ class _Rewriter(cst.CSTTransformer):
         self.changes, self.module = changes, module
         self.codes: dict[_Range, str] = {}
         self.done: set[_Range] = set()
+        self.carried: list[cst.EmptyLine] = []  # comments of a statement that went
 
     def _place(self, node: cst.CSTNode) -> _Range:
         found = self.get_metadata(PositionProvider, node)
@@ -196,6 +207,15 @@ class _Rewriter(cst.CSTTransformer):
         place = self._place(original_node.body[0])
         lines = self._lines(place) if len(original_node.body) == 1 else None
         leading = self._leading(updated_node.leading_lines, place[0])
+        if self.carried:
+            leading = [*self.carried, *(line for line in leading if line.comment)]
+            self.carried = []
+        if place in self.changes.removed:
+            self.done.add(place)
+            inside = findall(updated_node.with_changes(leading_lines=[]), Comment())
+            comments = [cst.EmptyLine(comment=cst.ensure_type(one, cst.Comment)) for one in inside]
+            self.carried = [*leading, *comments]
+            return cst.RemoveFromParent()
         if len(original_node.body) > 1:
             return self._several(original_node, updated_node).with_changes(leading_lines=leading)
         if lines is None:
@@ -250,8 +270,13 @@ class _Rewriter(cst.CSTTransformer):
         return updated.with_changes(body=small or [cst.Pass()])
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
-        """Put marks above compound statements too."""
+        """Put marks above compound statements too, and replace expressions."""
         result = super().on_leave(original_node, updated_node)
+        if self.changes.elsewhere and isinstance(original_node, cst.BaseExpression):
+            place = self._place(original_node)
+            if place in self.changes.elsewhere and place not in self.done:
+                self.done.add(place)
+                return cst.parse_expression(self.changes.elsewhere[place])
         if isinstance(result, cst.BaseCompoundStatement) and hasattr(result, "leading_lines"):
             leading = self._leading(result.leading_lines, self._place(original_node)[0])
             return cast(Any, result).with_changes(leading_lines=leading)

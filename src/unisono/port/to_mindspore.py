@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 
+from unisono.port.blocks import block_of, is_alone
 from unisono.port.flow import is_pure, why_not_rebind
+from unisono.port.gathered import joined_later
 from unisono.port.plan import Action, Plan
 from unisono.port.rules import Row, difference_text
-from unisono.port.scopes import Scope
+from unisono.port.scopes import Scope, Scopes
 from unisono.port.site import Refused, Site
 
 __all__ = ["check_place", "plan_to_mindspore"]
@@ -136,6 +138,8 @@ class _Functional:
                 "what it returns is used in an expression; give the call a line of its own, or use "
                 "mindspore:mint"
             )
+        if joined := self._joined():
+            return joined
         target = self._target()
         if mode == "sync":
             return self._synchronous(target, pair=returns.endswith("_none"))
@@ -218,6 +222,32 @@ class _Functional:
 
     # ---- statements ----
 
+    def _joined(self) -> tuple[str, str, Plan] | None:
+        """Return the change where a list is gathered only to be joined, None for other lists."""
+        given, tensor = self.site.given.get(self.output.source or ""), self.site.value("input")
+        usable = self.context == ("statement" if self.site.mode == "sync" else "handle")
+        if self.rule.source.name != "all_gather" or not (given and tensor and usable):
+            return None
+        joined = joined_later(self.site, given[1], tensor)
+        if joined is None:
+            return None
+        target = (
+            joined.following.targets[0] if isinstance(joined.following, ast.Assign) else given[1]
+        )
+        handle = self.handle or "_"
+        line = f"{ast.unparse(target)}, {handle} = {{call}}"
+        if handle == "_" and self.file.reads_underscore:
+            line = f"{ast.unparse(target)} = {{call}}[0]"
+        plan = Plan(
+            self.rule.target.path,
+            self.site.arguments(),
+            (line,),
+            at=joined.following,
+            removed=(joined.made, self.statement) if joined.following else (joined.made,),
+            elsewhere=() if joined.following else ((joined.joining, joined.text),),
+        )
+        return Action.REWRITE, "the list is only joined, and the call returns it joined", plan
+
     def _synchronous(self, target: str, pair: bool) -> tuple[str, str, Plan]:
         if self.context != "statement":
             raise Refused("what it returns is used, and without async_op torch returns None")
@@ -281,7 +311,7 @@ class _Functional:
         home = scopes.scope_of[self.site.call].find(self.handle)
         if home is None or self.handle in home.captured:
             raise Refused("the handle belongs to another function too")
-        block = _block(self.statement, scopes.parents)
+        block = block_of(self.statement, scopes)
         waits = []
         for use in self._uses_of_handle(home):
             statement = scopes.statement(use)
@@ -296,7 +326,7 @@ class _Functional:
             waits.append(statement)
         if len(waits) != 1:
             raise Refused("it is not plain to see where the program waits for the result")
-        check_place(("", ""), waits[0], scopes.parents)
+        check_place(("", ""), waits[0], scopes)
         first, last = self.statement.lineno, waits[0].lineno
         base = target.partition(".")[0].partition("[")[0]
         owner = scopes.scope_of[self.site.call].find(base)
@@ -332,7 +362,7 @@ class _Functional:
         else:
             verdict, reason = Action.COPY_BACK, f"the result is copied back: {identity}"
         statements = (*self.before, *lines)
-        check_place(statements, self.statement, self.file.scopes.parents)
+        check_place(statements, self.statement, self.file.scopes)
         return (
             verdict,
             "; ".join([reason, *notes]),
@@ -340,24 +370,7 @@ class _Functional:
         )
 
 
-def _block(statement: ast.stmt, parents: dict[ast.AST, ast.AST]) -> list[ast.stmt]:
-    """Return the block that a statement stands in."""
-    outer = parents[statement]
-    for field in ("body", "orelse", "finalbody"):
-        block = getattr(outer, field, None)
-        if isinstance(block, list) and statement in block:
-            return block
-    return [statement]
-
-
-def check_place(
-    statements: tuple[str, ...], statement: ast.stmt, parents: dict[ast.AST, ast.AST]
-) -> None:
+def check_place(statements: tuple[str, ...], statement: ast.stmt, scopes: Scopes) -> None:
     """Refuse to put several statements where there is room for one."""
-    outer = parents[statement]
-    neighbours = [other.lineno for other in _block(statement, parents) if other is not statement]
-    shared = statement.lineno in neighbours or (
-        not isinstance(outer, ast.Module) and getattr(outer, "lineno", 0) == statement.lineno
-    )
-    if shared and (len(statements) > 1 or "\n" in statements[0]):
+    if not is_alone(statement, scopes) and (len(statements) > 1 or "\n" in statements[0]):
         raise Refused("it shares its line with other statements; give it a line of its own")

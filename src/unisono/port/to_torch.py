@@ -104,7 +104,7 @@ class _InPlace:
                 )
             text = self.site.text(root) if root is not None else _DEFAULT_ROOT
             lines.append(f"if {_DIST}.get_rank() != {text}:\n    {result}.zero_()")
-        check_place(tuple(lines), statement, self.file.scopes.parents)
+        check_place(tuple(lines), statement, self.file.scopes)
         arguments = self.site.arguments(*self.first, **self.replaced)
         return Action.REWRITE, reason, Plan(self.rule.target.path, arguments, tuple(lines))
 
