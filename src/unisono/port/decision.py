@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Iterator
 
 from unisono import mapping
@@ -35,8 +36,28 @@ def decide(program: SourceTree, file: SourceFile, target: Target | None) -> list
         there = other_dialect(reference, target)
         if there is not None:
             decisions.append(_decide(program, file, reference, there))
+    decisions = _together(decisions)
     consumed = {used for decision in decisions for used in decision.consumed}
     return [decision for decision in decisions if decision.reference not in consumed]
+
+
+def _together(decisions: list[Decision]) -> list[Decision]:
+    """Leave calls that can only be ported together with one that stays."""
+    while True:
+        plans = {one.reference.call: one.plan for one in decisions if one.plan is not None}
+        kept = [_with_others(one, plans) for one in decisions]
+        if kept == decisions:
+            return decisions
+        decisions = kept
+
+
+def _with_others(decision: Decision, plans: dict[ast.Call | None, Plan]) -> Decision:
+    for call in decision.plan.needs if decision.plan is not None else ():
+        other = plans.get(call)
+        if other is None or decision.reference.call not in other.needs:
+            reason = f"line {call.lineno} puts a handle into the same list, and stays as it is"
+            return dataclasses.replace(decision, verdict=Action.LEAVE, reason=reason, plan=None)
+    return decision
 
 
 def _decide(

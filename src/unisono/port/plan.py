@@ -34,9 +34,9 @@ class Plan:
     Texts may name modules as `«mindspore.communication»`: the name that the file uses for them
     replaces it. In `statements`, `{call}` is the new call. Without statements the call, or the name
     without a call, is replaced where it stands. `later` are statements to put after others, `at` is
-    another statement in whose place the statements come, `removed` are statements that go, and
-    `elsewhere` are expressions that get another text. `needs` are calls that have to be ported too:
-    if one of them stays, this one stays with it.
+    another statement in whose place the statements come, `instead` are other statements with what
+    replaces them, and `elsewhere` are expressions that get another text. `needs` are calls that
+    have to be ported together: if one of them stays, all stay.
     """
 
     function: str
@@ -44,7 +44,7 @@ class Plan:
     statements: tuple[str, ...] = ()
     later: tuple[tuple[ast.stmt, tuple[str, ...]], ...] = ()
     at: ast.stmt | None = None
-    removed: tuple[ast.stmt, ...] = ()
+    instead: tuple[tuple[ast.stmt, tuple[str, ...]], ...] = ()
     elsewhere: tuple[tuple[ast.expr, str], ...] = ()
     needs: tuple[ast.Call, ...] = ()
 

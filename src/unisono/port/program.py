@@ -174,6 +174,16 @@ class SourceFile:
         return self.fresh_name("result")
 
     @functools.cached_property
+    def kept_names(self) -> tuple[str, str]:
+        """Return the names of a tensor and of its result, where a list has them with a handle."""
+        return self.fresh_name("tensor"), self.result_name
+
+    @functools.cached_property
+    def handle_name(self) -> str:
+        """Return the name of a handle that goes into a list at once."""
+        return self.fresh_name("handle")
+
+    @functools.cached_property
     def loop_names(self) -> tuple[str, str]:
         """Return the two names of the loops that fill lists."""
         return self.fresh_name("part"), self.fresh_name("piece")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -51,7 +52,7 @@ class _Changes:
         self.names: dict[_Range, str] = {}
         self.statements: dict[_Range, tuple[_Range, tuple[str, ...]]] = {}
         self.later: dict[_Range, list[str]] = {}
-        self.removed: set[_Range] = set()
+        self.instead: dict[_Range, tuple[str, ...]] = {}
         self.elsewhere: dict[_Range, str] = {}
         self.marks: dict[int, str] = {}
         self.touched: set[int] = set()  # lines whose old marks go
@@ -69,7 +70,7 @@ class _Changes:
     def places(self) -> set[_Range]:
         """Return all places where something has to change."""
         found = {*self.calls, *self.names, *self.imported, *self.statements, *self.later}
-        return found | self.removed | set(self.elsewhere)
+        return found | set(self.instead) | set(self.elsewhere)
 
     def place(self, node: Any) -> _Range:
         """Return the place of a node as LibCST counts it: in characters, not in bytes."""
@@ -107,7 +108,8 @@ class _Changes:
         if plan.statements:
             lines = tuple(map(self.imports.fill, plan.statements))
             self.statements[self.place(plan.at or statement)] = (place, lines)
-        self.removed |= set(map(self.place, plan.removed))
+        for other, texts in plan.instead:
+            self.instead[self.place(other)] = tuple(map(self.imports.fill, texts))
         for expression, text in plan.elsewhere:
             self.elsewhere[self.place(expression)] = self.imports.fill(text)
         for other, texts in plan.later:
@@ -118,7 +120,9 @@ class _Changes:
 
 
 def _mark(reason: str) -> str:
-    text = f"{MARK}left as it is: {' '.join(reason.split())}"
+    # The numbers of lines change while a file is ported, and would be others the second time.
+    reason = re.sub(r"\bline \d+", "another line", " ".join(reason.split()))
+    text = f"{MARK}left as it is: {reason}"
     return text if len(text) <= _LONGEST_MARK else f"{text[: _LONGEST_MARK - 3]}..."
 
 
@@ -210,7 +214,7 @@ class _Rewriter(cst.CSTTransformer):
         if self.carried:
             leading = [*self.carried, *(line for line in leading if line.comment)]
             self.carried = []
-        if place in self.changes.removed:
+        if self.changes.instead.get(place) == ():
             self.done.add(place)
             inside = findall(updated_node.with_changes(leading_lines=[]), Comment())
             comments = [cst.EmptyLine(comment=cst.ensure_type(one, cst.Comment)) for one in inside]
@@ -239,6 +243,9 @@ class _Rewriter(cst.CSTTransformer):
         if place in self.changes.imported:
             self.done.add(place)
             return self.changes.imported[place]
+        if place in self.changes.instead:
+            self.done.add(place)
+            return self.changes.instead[place]
         if place in self.changes.statements:
             self.done.add(place)
             call, lines = self.changes.statements[place]
@@ -257,11 +264,15 @@ class _Rewriter(cst.CSTTransformer):
         """Change statements that share a line."""
         small: list[Any] = []
         for old, new in zip(original.body, updated.body, strict=True):
-            lines = self._lines(self._place(old))
+            place = self._place(old)
+            lines = self._lines(place)
             if lines is None:
                 small.append(new)
-            else:
-                small += [inner for line in lines for inner in self._parse(line).body]
+            later = self.changes.later.get(place, [])
+            self.done |= {place} if later else set()
+            small += [
+                inner for line in [*(lines or ()), *later] for inner in self._parse(line).body
+            ]
         if len(small) == len(updated.body):
             pairs = zip(small, updated.body, strict=True)
             small = [new.with_changes(semicolon=old.semicolon) for new, old in pairs]
@@ -274,9 +285,10 @@ class _Rewriter(cst.CSTTransformer):
         result = super().on_leave(original_node, updated_node)
         if self.changes.elsewhere and isinstance(original_node, cst.BaseExpression):
             place = self._place(original_node)
-            if place in self.changes.elsewhere and place not in self.done:
+            if place in self.changes.elsewhere:
                 self.done.add(place)
-                return cst.parse_expression(self.changes.elsewhere[place])
+                text = self.changes.elsewhere[place].replace("{call}", self.codes.get(place, ""))
+                return cst.parse_expression(text)
         if isinstance(result, cst.BaseCompoundStatement) and hasattr(result, "leading_lines"):
             leading = self._leading(result.leading_lines, self._place(original_node)[0])
             return cast(Any, result).with_changes(leading_lines=leading)

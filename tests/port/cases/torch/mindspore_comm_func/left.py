@@ -2,6 +2,7 @@
 import torch
 import torch.distributed as dist
 import mindspore.communication as comm
+from mindspore.communication import comm_func
 
 
 def main():
@@ -12,10 +13,11 @@ def main():
     tensors = [torch.ones(1) * rank, torch.ones(2)]
     handles = []
     for one in tensors:
-        # unisono port: left as it is: what it returns is used in an expression; give the call a line of its own, or use mindspore:mint
-        handles.append(dist.all_reduce(one, async_op=True))
-    for handle in handles:
+        result, handle_2 = comm_func.all_reduce(one, async_op=True)
+        handles.append((one, result, handle_2))
+    for tensor_2, result, handle in handles:
         handle.wait()
+        tensor_2[...] = result
     # unisono port: left as it is: ReduceOp is used as a value, and mindspore writes it in another way
     options = {"op": dist.ReduceOp.SUM}
     # unisono port: left as it is: it passes arguments with * or **, so which ones is not known here
