@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 from unisono import mapping
 from unisono.port.plan import Action, Decision, Plan
-from unisono.port.program import Reference, SourceFile, SourceTree
+from unisono.port.program import Reference, SourceFile, SourceTree, known_paths
 from unisono.port.rules import Rule, Target, difference_text, rule_for
 from unisono.port.site import Refused, Site, given_arguments
 from unisono.port.to_mindspore import plan_to_mindspore
 from unisono.port.to_torch import plan_to_torch
 
 __all__ = ["decide", "explain", "other_dialect"]
+
+_GROUP = "torch.distributed.ProcessGroup"
 
 
 def other_dialect(reference: Reference, target: Target | None) -> Target | None:
@@ -70,7 +73,7 @@ def _decide(
         if reference.through is not None:
             raise Refused(f"it is called through the variable {reference.through!r}")
         if reference.call is None or reference.rest:
-            return _value(reference, target)
+            return _value(reference, target, file)
         rule = _rule(reference, target)
         site = Site(program, file, reference, rule, target)
         differences = site.differences
@@ -121,8 +124,16 @@ def _rule(reference: Reference, target: Target) -> Rule:
         given = frozenset(given_arguments(reference.call, calls[reference.path]))
     rule = rule_for(reference.path, target, given)
     if isinstance(rule, str):
-        raise Refused(rule)
+        raise Refused(_above(reference) or rule)
     return rule
+
+
+def _above(reference: Reference) -> str | None:
+    """Return what is wrong with a name of a module below torch.distributed: it is no collective."""
+    parts = reference.path.split(".")
+    if reference.path in known_paths() or parts[:2] != ["torch", "distributed"] or len(parts) < 4:
+        return None
+    return f"{'.'.join(parts[:3])} is no collective, but a layer above or inside"
 
 
 def _target_path(reference: Reference, target: Target) -> str | None:
@@ -146,8 +157,12 @@ def _differences(rule: Rule, site: Site) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _value(reference: Reference, target: Target) -> Decision:
+def _value(reference: Reference, target: Target, file: SourceFile) -> Decision:
     """Decide on a name that is not called: a function as a value, a constant, a type."""
+    if reference.path == _GROUP and not reference.rest and _is_annotation(reference.node, file):
+        reason, name = "groups are names in MindSpore", "groups.object-or-name"
+        plan = Plan("", elsewhere=((reference.node, "str"),))
+        return Decision(reference, Action.REWRITE, reason, "str", (name,), plan)
     rule = rule_for(reference.path, target, frozenset())
     if isinstance(rule, str):
         named = {name.path: name for entry in mapping.load().values() for name in entry.names}
@@ -155,12 +170,24 @@ def _value(reference: Reference, target: Target) -> Decision:
             word = reference.path.rpartition(".")[2]
             text = f"{word} is used as a value, and {target.dialect} writes it in another way"
             raise Refused(text, named[reference.path].difference)
-        raise Refused(rule)
+        raise Refused(_above(reference) or rule)
     # P2POp takes isend and irecv, and passes them what both sides have.
     if reference.rest or rule.source.name not in ("isend", "irecv") or rule.pair is not None:
         raise Refused("the function is used as a value, so how it is called is not known here")
     reason = "the same function with another name"
     return Decision(reference, Action.REWRITE, reason, rule.target.path, (), Plan(rule.target.path))
+
+
+def _is_annotation(node: ast.AST, file: SourceFile) -> bool:
+    """Tell whether a name says what type something has."""
+    for inner, outer in itertools.pairwise(file.scopes.chain(node)):
+        if isinstance(outer, ast.arg | ast.AnnAssign):
+            return outer.annotation is inner
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
+            return outer.returns is inner
+        if isinstance(outer, ast.stmt | ast.Call | ast.Compare):
+            return False
+    return False
 
 
 def explain(decision: Decision) -> list[str]:

@@ -22,9 +22,9 @@ __all__ = ["is_framework", "is_pure", "may_be_none", "why_not_rebind"]
 
 #: Functions of a framework that return new tensors, whatever they are given.
 _MAKERS = {
-    "arange", "cat", "concat", "concatenate", "empty", "empty_like", "eye", "full", "full_like",
-    "linspace", "ones", "ones_like", "rand", "rand_like", "randint", "randn", "randn_like", "stack",
-    "tensor", "zeros", "zeros_like",
+    "arange", "bmm", "cat", "concat", "concatenate", "empty", "empty_like", "eye", "full",
+    "full_like", "linspace", "matmul", "mm", "ones", "ones_like", "rand", "rand_like", "randint",
+    "randn", "randn_like", "stack", "tensor", "zeros", "zeros_like",
 }  # fmt: skip
 _FRAMEWORKS = {"torch", "numpy", "np", "mindspore", "ms", "mint", "ops", "th"}
 #: Methods that return a new tensor, whatever has them: other classes have no such methods.
@@ -134,6 +134,8 @@ def _is_new(node: ast.expr, scopes: Scopes) -> bool:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     owner, method = node.func.value, node.func.attr
+    if any(word.arg in (None, "out") for word in node.keywords):
+        return False  # the result may be in memory that somebody has
     if is_framework(owner, scopes):
         return method in _MAKERS
     return method in _COPIES or (_is_new(owner, scopes) and method in {"cuda", "float", "to"})

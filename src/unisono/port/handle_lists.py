@@ -65,7 +65,7 @@ class _List:
         self.members: list[ast.Call] = []
         self.emptied: list[ast.stmt] = []
         self.waits: list[tuple[ast.Name, ast.stmt, ast.stmt]] = []
-        for use in scope.uses[name]:
+        for use in self._life(scope.uses[name]):
             if isinstance(use.ctx, ast.Store):
                 known = self._is_made(use)
             else:
@@ -75,6 +75,19 @@ class _List:
                     f"line {use.lineno} uses the handles in {name!r} in a way that hides when the "
                     f"results are there; {_MINT}"
                 )
+
+    def _life(self, uses: list[ast.Name]) -> list[ast.Name]:
+        """Return the uses of the list that the call fills; the name may have others after it."""
+        uses = sorted(uses, key=position)
+        stores = [use for use in uses if isinstance(use.ctx, ast.Store)]
+        blocks = [block_of(self.scopes.statement(use), self.scopes) for use in stores]
+        if uses[0] not in stores or any(block is not blocks[0] for block in blocks):
+            return uses  # one list, which is emptied now and then
+        here = position(self.scopes.statement(self.site.call))
+        earlier = [use for use in stores if position(use) <= here]
+        later = [use for use in stores if position(use) > here]
+        first = uses.index(earlier[-1]) if earlier else 0
+        return uses[first : uses.index(later[0]) if later else len(uses)]
 
     def _is_made(self, use: ast.Name) -> bool:
         statement = self.scopes.statement(use)

@@ -72,14 +72,19 @@ def appended_to(call: ast.Call) -> str | None:
 
 
 def check_questions(site: Site) -> None:
-    """Refuse handles that are asked for more than MindSpore's can do."""
+    """Refuse handles and groups that are asked for more than MindSpore's can do."""
     use = use_of(site)
-    if use.kind != "handle" or use.name is None:
+    is_group = site.rule.source.name == "new_group"
+    is_handle = site.mode != "sync" or site.rule.source.name == "isend"
+    if use.kind != "handle" or use.name is None or not (is_group or is_handle):
         return
     home = site.file.scopes.scope_of[site.call].find(use.name)
     for name in home.uses[use.name] if home else ():
         outer = site.file.scopes.parents[name]
-        if isinstance(outer, ast.Attribute) and outer.attr != "wait":
+        if isinstance(outer, ast.Attribute) and (is_group or outer.attr != "wait"):
+            if is_group:
+                text = f"MindSpore's groups are names, which have no {outer.attr}"
+                raise Refused(text, "groups.object-or-name")
             raise Refused(f"MindSpore's handles have no {outer.attr}", "groups.handles")
 
 
@@ -232,7 +237,7 @@ def _is_on_its_way(site: Site, call: ast.Call, last: ast.stmt) -> bool:
     return not any(
         isinstance(node, ast.Attribute)
         and node.attr == "wait"
-        and position(call) < position(node) < position(last)
+        and position(call) <= position(node) < position(last)
         for node in ast.walk(site.file.scopes.scope_of[call].node)
     )
 

@@ -38,8 +38,10 @@ class ImportChanges:
 
 def modules_in(plan: Plan) -> Iterator[str]:
     """Yield the modules that a change needs."""
-    yield plan.function.rpartition(".")[0]
-    texts = [*plan.statements, *(line for _, lines in plan.later for line in lines)]
+    if plan.function:
+        yield plan.function.rpartition(".")[0]
+    others = (line for _, lines in (*plan.later, *plan.instead) for line in lines)
+    texts = [*plan.statements, *others, *(text for _, text in plan.elsewhere)]
     texts += [argument.text or "" for argument in plan.arguments or ()]
     for text in texts:
         yield from _PLACEHOLDER.findall(text)

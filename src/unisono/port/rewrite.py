@@ -64,7 +64,7 @@ class _Changes:
 
     @property
     def any(self) -> bool:
-        return bool(self.calls or self.names or self.imported or self.marks)
+        return bool(self.places or self.marks)
 
     @property
     def places(self) -> set[_Range]:
@@ -94,6 +94,10 @@ class _Changes:
         if plan is None:
             return
         self.touched.add(statement.lineno)
+        for expression, text in plan.elsewhere:
+            self.elsewhere[self.place(expression)] = self.imports.fill(text)
+        if not plan.function:
+            return
         if plan.arguments is None or reference.call is None:
             module, _, name = plan.function.rpartition(".")
             words = [
@@ -110,8 +114,6 @@ class _Changes:
             self.statements[self.place(plan.at or statement)] = (place, lines)
         for other, texts in plan.instead:
             self.instead[self.place(other)] = tuple(map(self.imports.fill, texts))
-        for expression, text in plan.elsewhere:
-            self.elsewhere[self.place(expression)] = self.imports.fill(text)
         for other, texts in plan.later:
             lines_there = self.later.setdefault(self.place(other), [])
             new = [self.imports.fill(text) for text in texts]

@@ -50,6 +50,17 @@ def again(tensors):
         handles.clear()
 
 
+def one_name_for_two(first, second):
+    handles = [dist.all_reduce(t, async_op=True) for t in first]
+    for handle in handles:
+        handle.wait()
+    handles = []
+    for t in second:
+        handles.append(dist.all_reduce(t, async_op=True))
+    for handle in handles:
+        handle.wait()
+
+
 def gathered(tensors, size):
     results = []
     handles = []
@@ -142,6 +153,7 @@ def main():
     tensors += table.values()
     two_loops(some(), tensors)
     again(tensors)
+    one_name_for_two(tensors[:1], tensors[1:])
     for parts in gathered(tensors, size):
         tensors.append(torch.cat(parts))
     tensors.append(fresh(rank))

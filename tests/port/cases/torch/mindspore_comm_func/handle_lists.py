@@ -61,6 +61,20 @@ def again(tensors):
         handles.clear()
 
 
+def one_name_for_two(first, second):
+    handles = [(t, *comm_func.all_reduce(t, async_op=True)) for t in first]
+    for tensor_2, result, handle in handles:
+        handle.wait()
+        tensor_2[...] = result
+    handles = []
+    for t in second:
+        result, handle_2 = comm_func.all_reduce(t, async_op=True)
+        handles.append((t, result, handle_2))
+    for tensor_2, result, handle in handles:
+        handle.wait()
+        tensor_2[...] = result
+
+
 def gathered(tensors, size):
     results = []
     handles = []
@@ -167,6 +181,7 @@ def main():
     tensors += table.values()
     two_loops(some(), tensors)
     again(tensors)
+    one_name_for_two(tensors[:1], tensors[1:])
     for parts in gathered(tensors, size):
         tensors.append(torch.cat(parts))
     tensors.append(fresh(rank))
