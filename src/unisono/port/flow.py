@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import ast
 
-from unisono.port.blocks import loops_around
 from unisono.port.program import SourceFile
-from unisono.port.scopes import Binding, Scopes
+from unisono.port.scopes import Binding, Scopes, loops_around
 
 __all__ = ["is_framework", "is_pure", "may_be_none", "why_not_rebind"]
 

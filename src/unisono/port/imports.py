@@ -7,10 +7,9 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from unisono.port.blocks import block_of
 from unisono.port.plan import Decision, Plan
 from unisono.port.program import Reference, SourceFile, SourceTree
-from unisono.port.scopes import Binding, Scope
+from unisono.port.scopes import Binding, Scope, block_of
 
 __all__ = ["ImportChanges", "import_changes", "modules_in", "with_aliases"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import dataclasses
 
-from unisono.port.blocks import is_alone
 from unisono.port.flow import is_pure, why_not_rebind
-from unisono.port.gathered import joined_later
-from unisono.port.handle_lists import collected
-from unisono.port.handles import (
+from unisono.port.plan import Action, Plan
+from unisono.port.results.gathered import joined_later
+from unisono.port.results.handle_lists import collected
+from unisono.port.results.handles import (
     Use,
     appended_to,
     check_questions,
@@ -18,9 +18,8 @@ from unisono.port.handles import (
     uses_of,
     wait_for,
 )
-from unisono.port.plan import Action, Plan
 from unisono.port.rules import Row, difference_text
-from unisono.port.scopes import Scopes
+from unisono.port.scopes import Scopes, is_alone
 from unisono.port.site import Refused, Site
 
 __all__ = ["check_place", "plan_to_mindspore"]

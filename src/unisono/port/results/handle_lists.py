@@ -12,9 +12,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 
-from unisono.port.blocks import block_of, is_alone, loops_around, position
-from unisono.port.handles import Use, appended_to, check_untouched
-from unisono.port.scopes import Scope
+from unisono.port.results.handles import Use, appended_to, check_untouched
+from unisono.port.scopes import Scope, block_of, is_alone, loops_around, position
 from unisono.port.site import Refused, Site
 
 __all__ = ["Collected", "collected"]

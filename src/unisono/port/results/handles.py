@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 
-from unisono.port.blocks import block_of, is_alone, position
 from unisono.port.flow import is_pure
-from unisono.port.scopes import Scopes
+from unisono.port.scopes import Scopes, block_of, is_alone, position
 from unisono.port.site import Refused, Site
 
 __all__ = [

@@ -15,8 +15,8 @@ import ast
 import dataclasses
 import re
 
-from unisono.port.blocks import block_of, is_alone, loops_around, position
 from unisono.port.flow import is_framework, is_pure
+from unisono.port.scopes import block_of, is_alone, loops_around, position
 from unisono.port.site import Site
 
 __all__ = ["Joined", "joined_later"]
