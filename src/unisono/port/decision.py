@@ -124,16 +124,17 @@ def _rule(reference: Reference, target: Target) -> Rule:
         given = frozenset(given_arguments(reference.call, calls[reference.path]))
     rule = rule_for(reference.path, target, given)
     if isinstance(rule, str):
-        raise Refused(_above(reference) or rule)
+        raise Refused(_below(reference) or rule)
     return rule
 
 
-def _above(reference: Reference) -> str | None:
-    """Return what is wrong with a name of a module below torch.distributed: it is no collective."""
+def _below(reference: Reference) -> str | None:
+    """Return why a name of a module below torch.distributed stays: the table ends above it."""
     parts = reference.path.split(".")
     if reference.path in known_paths() or parts[:2] != ["torch", "distributed"] or len(parts) < 4:
         return None
-    return f"{'.'.join(parts[:3])} is no collective, but a layer above or inside"
+    module = ".".join(parts[:3])
+    return f"the mapping table has what torch.distributed has itself, and not what {module} has"
 
 
 def _target_path(reference: Reference, target: Target) -> str | None:
@@ -170,7 +171,7 @@ def _value(reference: Reference, target: Target, file: SourceFile) -> Decision:
             word = reference.path.rpartition(".")[2]
             text = f"{word} is used as a value, and {target.dialect} writes it in another way"
             raise Refused(text, named[reference.path].difference)
-        raise Refused(_above(reference) or rule)
+        raise Refused(_below(reference) or rule)
     # P2POp takes isend and irecv, and passes them what both sides have.
     if reference.rest or rule.source.name not in ("isend", "irecv") or rule.pair is not None:
         raise Refused("the function is used as a value, so how it is called is not known here")

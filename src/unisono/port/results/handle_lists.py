@@ -90,14 +90,17 @@ class _List:
 
     def _is_made(self, use: ast.Name) -> bool:
         statement = self.scopes.statement(use)
-        if not isinstance(statement, ast.Assign) or statement.targets != [use]:
+        if isinstance(statement, ast.Assign) and statement.targets == [use]:
+            value: ast.expr | None = statement.value
+        elif isinstance(statement, ast.AnnAssign) and statement.target is use:
+            value = statement.value
+        else:
             return False
         self.emptied.append(statement)
-        value = statement.value
         if isinstance(value, ast.ListComp) and isinstance(value.elt, ast.Call):
             self.members.append(value.elt)
             return value.elt in self.site.file.calls
-        return ast.unparse(value) in ("[]", "list()")
+        return value is not None and ast.unparse(value) in ("[]", "list()")
 
     def _is_filled(self, use: ast.Name) -> bool:
         """Tell whether a use appends one handle, or takes all of them out."""

@@ -118,7 +118,7 @@ def wait_for(site: Site, use: Use, target: str) -> ast.stmt:
     waits = []
     for name in uses_of(site, use):
         statement = scopes.statement(name)
-        if isinstance(statement, ast.If) and _asks_for(use, statement.test):
+        if isinstance(statement, ast.If | ast.Assert) and _asks_for(use, statement.test):
             continue
         if ast.unparse(statement) != f"{use.name}.wait()" or not _is_reached(site, use, statement):
             raise Refused(

@@ -50,7 +50,7 @@ def two_loops(first, second):
 
 
 def again(tensors):
-    handles = []
+    handles: list = []
     for _ in range(2):
         for one in tensors:
             result, handle_2 = comm_func.all_reduce(one, async_op=True)

@@ -3,6 +3,7 @@ import torch
 import torch.distributed as dist
 import mindspore.communication as comm
 from mindspore.communication import comm_func
+from torch.distributed.tensor import DTensor
 
 
 def main():
@@ -25,6 +26,8 @@ def main():
     part = torch.zeros(1)
     # unisono port: left as it is: Every rank passes a tensor of the full shape to MindSpore; on ranks other than src only its shape and dtype are read...
     dist.scatter(part, [torch.ones(1) * n for n in range(comm.get_group_size())] if rank == 0 else None, src=0)
+    # unisono port: left as it is: the mapping table has what torch.distributed has itself, and not what torch.distributed.tensor has
+    assert not isinstance(part, DTensor)
     # unisono port: left as it is: the function is used as a value, so how it is called is not known here
     reduce = dist.all_reduce
     # unisono port: left as it is: it is called through the variable 'reduce'

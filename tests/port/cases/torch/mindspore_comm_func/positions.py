@@ -31,6 +31,7 @@ def the_flag_decides(x, later):
     if work is None:
         x[...] = result_2
     if later:
+        assert work is not None
         work.wait()
         x[...] = result_2
 

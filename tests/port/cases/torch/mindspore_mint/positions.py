@@ -24,6 +24,7 @@ def perhaps_at_once(x, later):
 def the_flag_decides(x, later):
     work = mint_dist.all_reduce(x, async_op=later)
     if later:
+        assert work is not None
         work.wait()
 
 

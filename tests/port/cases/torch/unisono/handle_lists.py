@@ -41,7 +41,7 @@ def two_loops(first, second):
 
 
 def again(tensors):
-    handles = []
+    handles: list = []
     for _ in range(2):
         for one in tensors:
             handles.append(dist.all_reduce(one, async_op=True))
