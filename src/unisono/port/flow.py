@@ -17,10 +17,10 @@ import ast
 from unisono.port.program import SourceFile
 from unisono.port.scopes import Binding, Scopes, loops_around
 
-__all__ = ["is_framework", "is_pure", "may_be_none", "why_not_rebind"]
+__all__ = ["MAKERS", "is_framework", "is_pure", "may_be_none", "why_not_rebind"]
 
 #: Functions of a framework that return new tensors, whatever they are given.
-_MAKERS = {
+MAKERS = {
     "arange", "bmm", "cat", "concat", "concatenate", "empty", "empty_like", "eye", "full",
     "full_like", "linspace", "matmul", "mm", "ones", "ones_like", "rand", "rand_like", "randint",
     "randn", "randn_like", "stack", "tensor", "zeros", "zeros_like",
@@ -38,6 +38,8 @@ _NEW = {
 }  # fmt: skip
 #: Attributes that say something about a tensor and do not hold it.
 _FACTS = {"device", "dtype", "is_cuda", "itemsize", "nbytes", "ndim", "requires_grad", "shape"}
+#: What ties a gradient to a tensor, so that another cannot take its place.
+_GRADIENT = {"register_hook", "requires_grad_", "retain_grad"}
 #: Builtin functions that do not keep what they are given.
 _READERS = {"bool", "float", "int", "isinstance", "len", "print", "repr", "str", "type"}
 
@@ -135,8 +137,10 @@ def _is_new(node: ast.expr, scopes: Scopes) -> bool:
     owner, method = node.func.value, node.func.attr
     if any(word.arg in (None, "out") for word in node.keywords):
         return False  # the result may be in memory that somebody has
+    if any(word.arg == "requires_grad" for word in node.keywords):
+        return False  # its gradient belongs to this tensor, and to no other
     if is_framework(owner, scopes):
-        return method in _MAKERS
+        return method in MAKERS
     return method in _COPIES or (_is_new(owner, scopes) and method in {"cuda", "float", "to"})
 
 
@@ -162,6 +166,8 @@ def _only_reads(use: ast.Name, file: SourceFile) -> bool:
     if isinstance(parent, ast.Subscript):
         return parent.value is not use or isinstance(parent.ctx, ast.Store)
     if isinstance(parent, ast.Attribute):
+        if parent.attr in _GRADIENT or not isinstance(parent.ctx, ast.Load):
+            return False
         if parent.attr in _FACTS:
             return True
         if not isinstance(outer, ast.Call) or outer.func is not parent:
@@ -177,6 +183,6 @@ def _only_reads(use: ast.Name, file: SourceFile) -> bool:
         return (
             isinstance(function, ast.Attribute)
             and is_framework(function.value, scopes)
-            and function.attr in _MAKERS
+            and function.attr in MAKERS
         )
     return isinstance(parent, ast.Expr)

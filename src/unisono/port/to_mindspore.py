@@ -18,6 +18,7 @@ from unisono.port.results.handles import (
     uses_of,
     wait_for,
 )
+from unisono.port.results.uneven import check_sizes
 from unisono.port.rules import Row, difference_text
 from unisono.port.scopes import Scopes, is_alone
 from unisono.port.site import Refused, Site
@@ -114,6 +115,7 @@ class _Functional:
                 (row.difference for row in self.rule.rows if row.role == "async"), None
             )
             raise Refused(difference_text(difference), difference)
+        check_sizes(self.site)
         if self.use.kind == "expression":
             raise Refused(
                 "what it returns is used in an expression; give the call a line of its own, or use "

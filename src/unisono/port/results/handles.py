@@ -80,11 +80,16 @@ def check_questions(site: Site) -> None:
     home = site.file.scopes.scope_of[site.call].find(use.name)
     for name in home.uses[use.name] if home else ():
         outer = site.file.scopes.parents[name]
-        if isinstance(outer, ast.Attribute) and (is_group or outer.attr != "wait"):
-            if is_group:
-                text = f"MindSpore's groups are names, which have no {outer.attr}"
-                raise Refused(text, "groups.object-or-name")
+        call = site.file.scopes.parents[outer]
+        if not isinstance(outer, ast.Attribute):
+            continue
+        if is_group:
+            text = f"MindSpore's groups are names, which have no {outer.attr}"
+            raise Refused(text, "groups.object-or-name")
+        if outer.attr != "wait":
             raise Refused(f"MindSpore's handles have no {outer.attr}", "groups.handles")
+        if isinstance(call, ast.Call) and (call.args or call.keywords):
+            raise Refused("MindSpore's handles wait without a timeout", "groups.handles")
 
 
 def uses_of(site: Site, use: Use) -> list[ast.Name]:

@@ -1,4 +1,6 @@
 """Where a call can stand, and what becomes of what it returns."""
+from datetime import timedelta
+
 import torch
 import torch.distributed as dist
 from mindspore.communication import comm_func
@@ -84,6 +86,14 @@ def exchanged(x):
     y = torch.empty_like(x)
     y, work = comm_func.all_to_all_single_with_output_shape(y.shape, x, async_op=True)
     return y, work
+
+
+def with_a_timeout(x):
+    y = x.clone()
+    # unisono port: left as it is: MindSpore's handles wait without a timeout
+    work = dist.all_reduce(y, async_op=True)
+    work.wait(timedelta(minutes=1))
+    return y
 
 
 def tensor_and_handle(x, later):
@@ -173,6 +183,7 @@ def main():
     y, work = exchanged(x / size**9)
     work.wait()
     handle(y).wait()
+    y += with_a_timeout(x)
     in_the_next_round(y)
     twice_on_the_way(y)
     another_test(y, True)
