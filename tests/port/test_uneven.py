@@ -14,7 +14,7 @@ from unisono.port.results.uneven import may_be_uneven
 def uneven(made: str) -> bool:
     tree = SourceTree()
     text = (
-        f"import torch\ndef f(x, sizes, size):\n    part = size // 2\n    made = {made}\n    made\n"
+        f"import torch\ndef f(x, size, sizes=None):\n    part = size // 2\n    made = {made}\n    made\n"
     )
     file = tree.add(Path("program.py"), text)
     last = file.tree.body[-1]

@@ -65,8 +65,11 @@ def _shapes(element: ast.expr) -> list[ast.expr]:
 def _is_number(node: ast.expr, scopes: Scopes) -> bool:
     if isinstance(node, ast.Name):
         home = scopes.scope_of[node].find(node.id)
-        values = [one.value for one in home.bindings[node.id]] if home else [None]
-        return all(isinstance(value, ast.Constant | ast.BinOp) for value in values)
+        bindings = home.bindings[node.id] if home else []
+        return bool(bindings) and all(
+            one.kind == "assignment" and isinstance(one.value, ast.Constant | ast.BinOp)
+            for one in bindings
+        )
     return isinstance(node, ast.Constant | ast.BinOp)
 
 
