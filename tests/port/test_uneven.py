@@ -13,9 +13,8 @@ from unisono.port.results.uneven import may_be_uneven
 
 def uneven(made: str) -> bool:
     tree = SourceTree()
-    text = (
-        f"import torch\ndef f(x, size, sizes=None):\n    part = size // 2\n    made = {made}\n    made\n"
-    )
+    head = "import torch\ndef f(x, size, sizes=None):\n    part = size // 2\n"
+    text = f"{head}    made = {made}\n    made\n"
     file = tree.add(Path("program.py"), text)
     last = file.tree.body[-1]
     assert isinstance(last, ast.FunctionDef) and isinstance(last.body[-1], ast.Expr)
