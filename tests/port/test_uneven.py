@@ -27,6 +27,7 @@ def uneven(made: str) -> bool:
         "[torch.empty(n, 2) for n in sizes]",
         "[torch.zeros((sizes[n], 2)).cuda() for n in range(size)]",
         "[x.new_empty(*n) for n in sizes]",
+        "[f(torch.zeros(n), size) for n in sizes]",
         "[torch.empty_like(one) for one in sizes]",
         "list(torch.split(x, sizes, dim=0))",
         "x.split([1, 2])",

@@ -17,7 +17,7 @@ import re
 
 from unisono.port.flow import is_framework, is_pure
 from unisono.port.scopes import block_of, is_alone, loops_around, position
-from unisono.port.site import Site
+from unisono.port.site import Refused, Site
 
 __all__ = ["Joined", "joined_later"]
 
@@ -30,7 +30,7 @@ _SAME_SHAPE = {"clone", "contiguous", "cuda", "detach"}
 _JOIN = {"cat", "concat", "concatenate"}
 _STACK = "stack"
 #: A function with such a name answers a question; for a list that is gone nobody has to ask.
-_SIZE_QUESTION = re.compile(r"^(\w+_)?(world|group)_size$|^size$")
+_QUESTION = re.compile(r"^(\w+_)?size$|^get_\w*group$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ def joined_later(site: Site, target: ast.expr, tensor: ast.expr) -> Joined | Non
     scope, name = scopes.scope_of[target], target.id
     own = scope.find(name) is scope and isinstance(scope.node, ast.FunctionDef)
     uses = scope.uses[name]
-    if not own or name in scope.captured or any(isinstance(use.ctx, ast.Del) for use in uses):
+    if not own or name in scope.captured:
         return None
     found = _List(site, target, uses)
     made, joining = found.made(), found.joining()
@@ -69,10 +69,15 @@ def joined_later(site: Site, target: ast.expr, tensor: ast.expr) -> Joined | Non
     text = name
     distance = block.index(last) - block.index(found.call)
     if isinstance(joining.func, ast.Attribute) and joining.func.attr == _STACK:
-        if between or distance != 1:
+        count = _count(site, values)
+        if between or distance != 1 or count is None:
             return None  # the shape might be another by then
-        text = f"{name}.reshape({_count(site, values)}, *{ast.unparse(_base(tensor))}.shape)"
-    following = last if distance == 1 and text == name and _only_names(last, joining) else None
+        text = f"{name}.reshape({count}, *{ast.unparse(_base(tensor))}.shape)"
+    deleted = [use for use in uses if isinstance(use.ctx, ast.Del)]
+    if any(position(use) < position(last) for use in deleted):
+        return None
+    direct = distance == 1 and text == name and not deleted  # `del` needs the name
+    following = last if direct and _only_names(last, joining) else None
     # What the statement that goes asks the dialect goes with it.
     site.consumed += filter(None, (site.file.by_node.get(node) for node in ast.walk(statement)))
     return Joined(name, statement, joining, text, following)
@@ -227,17 +232,24 @@ def _is_count(node: ast.expr) -> bool:
     """Tell whether a loop goes over a range whose end need not be asked for."""
     if not isinstance(node, ast.Call) or ast.unparse(node.func) != "range" or len(node.args) != 1:
         return False
-    end = node.args[0]
-    if not isinstance(end, ast.Call):
-        return is_pure(end)
-    word = ast.unparse(end.func).rpartition(".")[2]
-    given = [*end.args, *(keyword.value for keyword in end.keywords)]
-    return bool(_SIZE_QUESTION.search(word)) and all(map(is_pure, given))
+    return _is_question(node.args[0])
 
 
-def _count(site: Site, values: ast.ListComp) -> str:
+def _is_question(node: ast.expr) -> bool:
+    if not isinstance(node, ast.Call):
+        return is_pure(node)
+    word = ast.unparse(node.func).rpartition(".")[2]
+    given = [*node.args, *(keyword.value for keyword in node.keywords)]
+    return bool(_QUESTION.search(word)) and all(map(_is_question, given))
+
+
+def _count(site: Site, values: ast.ListComp) -> str | None:
     """Return the number of ranks as text: as the program has it, or asked for."""
     loop = values.generators[0].iter
     assert isinstance(loop, ast.Call)
-    end = loop.args[0]
-    return ast.unparse(end) if is_pure(end) else f"{_COMM}.get_group_size({site.group_text})"
+    if is_pure(loop.args[0]):
+        return ast.unparse(loop.args[0])
+    try:
+        return f"{_COMM}.get_group_size({site.group_text})"
+    except Refused:
+        return None

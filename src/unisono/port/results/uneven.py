@@ -53,13 +53,15 @@ def may_be_uneven(node: ast.expr, scopes: Scopes) -> bool:
 
 def _shapes(element: ast.expr) -> list[ast.expr]:
     """Return what says the shape of a new tensor."""
-    while isinstance(element, ast.Call) and isinstance(element.func, ast.Attribute):
-        method = element.func.attr
+    found: list[ast.expr] = []
+    for call in ast.walk(element):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            continue
+        method = call.func.attr
         if method in MAKERS or method.startswith("new_"):
             single = method in ("full", "new_full", "tensor", "new_tensor")
-            return element.args[:1] if single else element.args
-        element = element.func.value
-    return []
+            found += call.args[:1] if single else call.args
+    return found
 
 
 def _is_number(node: ast.expr, scopes: Scopes) -> bool:

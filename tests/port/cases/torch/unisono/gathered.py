@@ -42,6 +42,18 @@ def same_name(x, size):
     return results
 
 
+def get_data_group():
+    return None
+
+
+def deleted(x):
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group=get_data_group()))]
+    dist.all_gather(parts, x)
+    whole = torch.cat(parts)
+    del parts
+    return whole
+
+
 def asynchronous(x, size):
     parts = [torch.empty_like(x) for _ in range(size)]
     work = dist.all_gather(parts, x, async_op=True)
@@ -133,5 +145,6 @@ def main():
     results += [asynchronous(x, size), gradient(x, size), other_dimension(x, size), twice(x, size)]
     results += [kept(x, size, store), captured(x, size), in_a_loop(x, size), around_a_loop(x, size)]
     results += [pieces_of_another_shape(size), some_time_later(x, size), one_branch(x, size, True)]
+    results.append(deleted(x))
     assert stacked(x, size).shape == (size, 2) and len(store[0]) == size
     return torch.cat(results).tolist()
