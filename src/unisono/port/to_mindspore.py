@@ -288,15 +288,12 @@ class _Functional:
             return self._in_list(target, plan, self.use)
         assert self.use.kind == "handle"
         identity = self._why_identity()
-        uses = uses_of(self.site, self.use) if mode == "async" else []
-        outer = self.file.scopes.parents[uses[0]] if len(uses) == 1 else None
-        if isinstance(outer, ast.Call) and (name := appended_to(outer)):
-            append = Use("appended", self.file.scopes.statement(outer), name)
-            try:
-                return self._in_list(target, plan, append, uses[0])
-            except Refused:
-                if identity is not None:
-                    raise
+        try:
+            if listed := self._appended_later(target, plan):
+                return listed
+        except Refused:
+            if identity is not None:
+                raise
         if identity is None:
             return self._done(plan, [f"{target}, {self.use.name} = {{call}}"])
         wait = wait_for(self.site, self.use, target)
@@ -312,6 +309,16 @@ class _Functional:
             lines.append(f"if {self.use.name} is None:\n    {inner}")
         verdict, reason, plan = self._done(plan, lines, identity)
         return verdict, reason, dataclasses.replace(plan, later=((wait, tuple(store)),))
+
+    def _appended_later(self, target: str, plan: Plan) -> tuple[str, str, Plan] | None:
+        """Return the change for a handle with a name that only goes into a list."""
+        uses = uses_of(self.site, self.use) if self.site.mode == "async" else []
+        outer = self.file.scopes.parents[uses[0]] if len(uses) == 1 else None
+        name = appended_to(outer) if isinstance(outer, ast.Call) else None
+        if outer is None or name is None:
+            return None
+        append = Use("appended", self.file.scopes.statement(outer), name)
+        return self._in_list(target, plan, append, uses[0])
 
     def _in_list(
         self, target: str, plan: Plan, use: Use, handle: ast.Name | None = None

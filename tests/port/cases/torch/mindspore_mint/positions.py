@@ -68,6 +68,17 @@ def new_tensor_and_handle(x, later):
     return y, work
 
 
+def waited_for_elsewhere(x):
+    y = x.clone()
+    work = mint_dist.all_reduce(y, async_op=True)
+
+    def finish():
+        work.wait()
+        return 1
+
+    return finish() * y
+
+
 def exchanged(x):
     y = torch.empty_like(x)
     work = mint_dist.all_to_all_single(y, x, async_op=True)
@@ -157,7 +168,7 @@ def main():
     y, work = exchanged(x / size**9)
     work.wait()
     handle(y).wait()
-    y += with_a_timeout(x)
+    y += with_a_timeout(x) + waited_for_elsewhere(x)
     in_the_next_round(y)
     twice_on_the_way(y)
     another_test(y, True)
