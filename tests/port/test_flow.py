@@ -33,6 +33,7 @@ def reason(source: str) -> str | None:
         "t = torch.ones(2)\nt += 1\nt[0] = 5\nt.add_(1)\nprint(t, t.shape, float(t.sum()))",
         "t = torch.ones(2)\ny = t * 2\nz = torch.stack([y])\nu = torch.zeros_like(t)",
         "t = torch.ones(2)\ndist.broadcast(t, 0)",
+        "t = torch.matmul(a, b)",
     ],
 )
 def test_new_tensors(body: str) -> None:
@@ -53,6 +54,11 @@ def test_new_tensors(body: str) -> None:
         ("t = x.to('cuda')\ndist.all_reduce(t)", "known under another name"),
         ("t = model(x)\ndist.all_reduce(t)", "known under another name"),
         ("t = meter.mean()\ndist.all_reduce(t)", "known under another name"),
+        ("t = torch.cat([a, b], out=x)\ndist.all_reduce(t)", "known under another name"),
+        ("t = torch.ones(2, requires_grad=True)\ndist.all_reduce(t)", "known under another name"),
+        ("t = torch.ones(2)\nt.requires_grad_()\ndist.all_reduce(t)", "may keep"),
+        ("t = torch.ones(2)\nt.requires_grad = True\ndist.all_reduce(t)", "may keep"),
+        ("t = torch.zeros(2, **a)\ndist.all_reduce(t)", "known under another name"),
         ("t = torch.ones(2) if a else x\ndist.all_reduce(t)", "known under another name"),
         ("t, u = torch.ones(2), 1\ndist.all_reduce(t)", "not followed"),
         ("t = torch.ones(2)\nself.t = t\ndist.all_reduce(t)", "may keep"),

@@ -85,6 +85,26 @@ def test_a_third_party_root() -> None:
     assert uses(source, "deepspeed.comm") == [(2, ALL_REDUCE)]
 
 
+def test_a_third_party_has_modules_of_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "third" / "comm"
+    folder.mkdir(parents=True)
+    (tmp_path / "third/__init__.py").write_text("")
+    (folder / "__init__.py").write_text("from .tools import *\n")
+    (folder / "tools.py").write_text("import torch\ndef is_parallel(group): return int(group)\n")
+    (tmp_path / "main.py").write_text(
+        "from third import comm as dist\nfrom third.comm import tools\nfrom third.comm import *\n"
+        "tools.is_parallel(int(g))\ndist.all_reduce(x)\ndist.ReduceOp.SUM\n"
+        "hasattr(dist, 'all_gather')\ntorch.distributed.barrier()\n"
+    )
+    tree = read_program([tmp_path], ["third.comm"], lambda done, total: None)
+    found = [(one.node.lineno, one.path) for one in tree.by_name["main"].references]
+    assert found == [
+        (5, ALL_REDUCE),
+        (6, "torch.distributed.ReduceOp"),
+        (8, "torch.distributed.barrier"),
+    ]
+
+
 def test_a_variable_that_is_a_function() -> None:
     tree = SourceTree()
     file = tree.add(Path("p.py"), "import torch.distributed as d\nf = d.all_reduce\nf(x)\n")

@@ -82,6 +82,26 @@ STATEMENTS = [
     "parts = [torch.zeros(2) for _ in range(size)]\ndist.all_gather(parts, X)\nkept += parts",
     "parts = [X, Y] + [torch.zeros(2) for _ in range(size - 2)]\ndist.all_gather(parts, X * 1)",
     "dist.reduce_scatter(X, [Y + n for n in range(size)])",
+    "parts = [torch.empty_like(X) for _ in range(size)]\ndist.all_gather(parts, X)\n"
+    "Y = torch.cat(parts)[:2]",
+    "parts = [torch.empty_like(X) for _ in range(size)]\ndist.all_gather(parts, X)\n"
+    "X = torch.cat(parts)\nX = X[-2:]",
+    "parts = [torch.zeros(X.shape) for _ in range(size)]\ndist.all_gather(parts, X)\n"
+    "Y = torch.stack(parts)\nkept.append(Y)\nY = Y[0]",
+    "parts = [torch.empty_like(X) for _ in range(size)]\ndist.all_gather(parts, X)\n"
+    "kept.append(parts[0])\nY = torch.cat(parts).view(size, 2).sum(0)",
+    "for n in range(2):\n    parts = [torch.empty_like(X) for _ in range(size)]\n"
+    "    work = dist.all_gather(parts, X, async_op=True)\n    Y = Y + 1\n    work.wait()\n"
+    "    kept.append(torch.cat(parts))",
+    "handles = []\nfor t in [X, Y * 1]:\n    handles.append(dist.all_reduce(t, async_op=True))\n"
+    "for h in handles:\n    h.wait()",
+    "handles = [dist.all_reduce(t, async_op=True) for t in (X, box.t + 1)]\n"
+    "[h.wait() for h in handles]",
+    "handles = []\nfor n in range(2):\n    work = dist.all_reduce(X[n : n + 1], async_op=True)\n"
+    "    handles.append(work)\nfor h in handles: h.wait()",
+    "work = dist.all_reduce(X, async_op=rank >= 0)\nif work is not None:\n    work.wait()",
+    "later = size > 9\nwork = dist.all_reduce(X, async_op=later)\nY = X + 1\n"
+    "if later:\n    work.wait()",
     "for t in [X, Y]:\n    dist.all_reduce(t)",
     "for n in range(2):\n    dist.all_reduce(X)\n    kept.append(X)",
     "for n in range(2):\n    Y = X\n    dist.all_reduce(X)\n    X = torch.ones(2) * rank",

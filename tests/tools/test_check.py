@@ -42,7 +42,7 @@ def test_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = " ".join(capsys.readouterr().out.split())
     assert "comm_func.all_reduce; port rewrites it, with a copy: the result is copied back" in out
     assert "'loss' is an argument of the function" in out
-    assert "needs a person: what it returns is used in an expression" in out
+    assert "needs a person: the list 'handles' belongs to another function too" in out
     assert "may hang: only ranks with `dist.get_rank() == 0` (line 9) reach it" in out
     assert "broken.py:1: cannot be read: invalid syntax" in out
     assert "groups.new-tensor torch writes the result into an argument." in out

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import itertools
 from collections.abc import Iterator
 
 from unisono import mapping
 from unisono.port.plan import Action, Decision, Plan
 from unisono.port.primitives.constructors import Constructors
 from unisono.port.primitives.to_ops import Buildings
-from unisono.port.program import Reference, SourceFile, SourceTree
+from unisono.port.program import Reference, SourceFile, SourceTree, known_paths
 from unisono.port.rules import Rule, Target, difference_text, rule_for
 from unisono.port.site import Refused, Site, given_arguments
 from unisono.port.to_mindspore import plan_to_mindspore
@@ -19,6 +21,7 @@ __all__ = ["decide", "explain", "other_dialect"]
 
 #: Gradients of the table that are none.
 _NO_BACKWARD = ("no_result", "refused", "unseen")
+_GROUP = "torch.distributed.ProcessGroup"
 
 
 def other_dialect(reference: Reference, target: Target | None) -> Target | None:
@@ -46,6 +49,7 @@ def decide(program: SourceTree, file: SourceFile, target: Target | None) -> list
         if new.keys() <= stay.keys():
             break
         stay = {**new, **stay}
+    decisions = _together(decisions)
     consumed = {used for decision in decisions for used in decision.consumed}
     return [decision for decision in decisions if decision.reference not in consumed]
 
@@ -77,7 +81,7 @@ class _Round:
         try:
             self._check(reference)
             if reference.call is None or reference.rest:
-                return _value(reference, target)
+                return _value(reference, target, self.file)
             rule = _rule(reference, target)
             site = Site(self.program, self.file, reference, rule, target)
             differences = site.differences
@@ -137,6 +141,25 @@ def _evaluated(reference: Reference) -> tuple[int, int]:
     return node.end_lineno or 0, node.end_col_offset or 0
 
 
+def _together(decisions: list[Decision]) -> list[Decision]:
+    """Leave calls that can only be ported together with one that stays."""
+    while True:
+        plans = {one.reference.call: one.plan for one in decisions if one.plan is not None}
+        kept = [_with_others(one, plans) for one in decisions]
+        if kept == decisions:
+            return decisions
+        decisions = kept
+
+
+def _with_others(decision: Decision, plans: dict[ast.Call | None, Plan]) -> Decision:
+    for call in decision.plan.needs if decision.plan is not None else ():
+        other = plans.get(call)
+        if other is None or decision.reference.call not in other.needs:
+            reason = f"line {call.lineno} puts a handle into the same list, and stays as it is"
+            return dataclasses.replace(decision, verdict=Action.LEAVE, reason=reason, plan=None)
+    return decision
+
+
 def _is_where_python_says(reference: Reference, file: SourceFile) -> bool:
     """Tell whether the place of a name is right; before Python 3.12 some in f-strings are not."""
     if not any(isinstance(node, ast.JoinedStr) for node in file.scopes.chain(reference.node)):
@@ -163,8 +186,17 @@ def _rule(reference: Reference, target: Target) -> Rule:
         given = frozenset(given_arguments(reference.call, upstream.parameters, upstream.name))
     rule = rule_for(reference.path, target, given)
     if isinstance(rule, str):
-        raise Refused(rule)
+        raise Refused(_below(reference) or rule)
     return rule
+
+
+def _below(reference: Reference) -> str | None:
+    """Return why a name of a module below torch.distributed stays: the table ends above it."""
+    parts = reference.path.split(".")
+    if reference.path in known_paths() or parts[:2] != ["torch", "distributed"] or len(parts) < 4:
+        return None
+    module = ".".join(parts[:3])
+    return f"the mapping table has what torch.distributed has itself, and not what {module} has"
 
 
 def _target_path(reference: Reference, target: Target) -> str | None:
@@ -193,8 +225,12 @@ def _differences(rule: Rule, site: Site) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _value(reference: Reference, target: Target) -> Decision:
+def _value(reference: Reference, target: Target, file: SourceFile) -> Decision:
     """Decide on a name that is not called: a function as a value, a constant, a type."""
+    if reference.path == _GROUP and not reference.rest and _is_annotation(reference.node, file):
+        reason, name = "groups are names in MindSpore", "groups.object-or-name"
+        plan = Plan("", values=((reference.node, "str"),))
+        return Decision(reference, Action.REWRITE, reason, "str", (name,), plan)
     rule = rule_for(reference.path, target, frozenset())
     if isinstance(rule, str):
         named = {name.path: name for entry in mapping.load().values() for name in entry.names}
@@ -202,12 +238,24 @@ def _value(reference: Reference, target: Target) -> Decision:
             word = reference.path.rpartition(".")[2]
             text = f"{word} is used as a value, and {target.dialect} writes it in another way"
             raise Refused(text, named[reference.path].difference)
-        raise Refused(rule)
+        raise Refused(_below(reference) or rule)
     # P2POp takes isend and irecv, and passes them what both sides have.
     if reference.rest or rule.source.name not in ("isend", "irecv") or rule.pair is not None:
         raise Refused("the function is used as a value, so how it is called is not known here")
     reason = "the same function with another name"
     return Decision(reference, Action.REWRITE, reason, rule.target.path, (), Plan(rule.target.path))
+
+
+def _is_annotation(node: ast.AST, file: SourceFile) -> bool:
+    """Tell whether a name says what type something has."""
+    for inner, outer in itertools.pairwise(file.scopes.chain(node)):
+        if isinstance(outer, ast.arg | ast.AnnAssign):
+            return outer.annotation is inner
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
+            return outer.returns is inner
+        if isinstance(outer, ast.stmt | ast.Call | ast.Compare):
+            return False
+    return False
 
 
 def explain(decision: Decision) -> list[str]:

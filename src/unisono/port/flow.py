@@ -15,15 +15,15 @@ from __future__ import annotations
 import ast
 
 from unisono.port.program import SourceFile
-from unisono.port.scopes import Binding, Scopes
+from unisono.port.scopes import Binding, Scopes, loops_around
 
-__all__ = ["is_new", "is_pure", "may_be_none", "why_not_rebind"]
+__all__ = ["MAKERS", "is_framework", "is_new", "is_pure", "may_be_none", "why_not_rebind"]
 
 #: Functions of a framework that return new tensors, whatever they are given.
-_MAKERS = {
-    "arange", "cat", "concat", "concatenate", "empty", "empty_like", "eye", "full", "full_like",
-    "linspace", "ones", "ones_like", "rand", "rand_like", "randint", "randn", "randn_like", "stack",
-    "tensor", "zeros", "zeros_like",
+MAKERS = {
+    "arange", "bmm", "cat", "concat", "concatenate", "empty", "empty_like", "eye", "full",
+    "full_like", "linspace", "matmul", "mm", "ones", "ones_like", "rand", "rand_like", "randint",
+    "randn", "randn_like", "stack", "tensor", "zeros", "zeros_like",
 }  # fmt: skip
 _FRAMEWORKS = {"torch", "numpy", "np", "mindspore", "ms", "mint", "ops", "th"}
 #: Methods that return a new tensor, whatever has them: other classes have no such methods.
@@ -38,9 +38,10 @@ _NEW = {
 }  # fmt: skip
 #: Attributes that say something about a tensor and do not hold it.
 _FACTS = {"device", "dtype", "is_cuda", "itemsize", "nbytes", "ndim", "requires_grad", "shape"}
+#: What ties a gradient to a tensor, so that another cannot take its place.
+_GRADIENT = {"register_hook", "requires_grad_", "retain_grad"}
 #: Builtin functions that do not keep what they are given.
 _READERS = {"bool", "float", "int", "isinstance", "len", "print", "repr", "str", "type"}
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
 def is_pure(node: ast.expr) -> bool:
@@ -91,24 +92,14 @@ def why_not_rebind(node: ast.expr, call: ast.Call, file: SourceFile) -> str | No
     for binding in scope.bindings[name]:
         if reason := _why_not_new(binding, file):
             return reason
-    loops = _loops(call, scopes)
+    loops = loops_around(call, scopes)
     for use in scope.uses[name]:
         if not isinstance(use.ctx, ast.Load) or use is node:
             continue
         earlier = (use.lineno, use.col_offset) < (call.lineno, call.col_offset)
-        if (earlier or loops & _loops(use, scopes)) and not _only_reads(use, file):
+        if (earlier or loops & loops_around(use, scopes)) and not _only_reads(use, file):
             return f"line {use.lineno} may keep {name!r} under another name"
     return None
-
-
-def _loops(node: ast.AST, scopes: Scopes) -> set[ast.AST]:
-    found: set[ast.AST] = set()
-    for outer in scopes.chain(node):
-        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            break
-        if isinstance(outer, _LOOPS):
-            found.add(outer)
-    return found
 
 
 def _why_not_new(binding: Binding, file: SourceFile) -> str | None:
@@ -145,12 +136,16 @@ def is_new(node: ast.expr, scopes: Scopes) -> bool:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     owner, method = node.func.value, node.func.attr
-    if _is_framework(owner, scopes):
-        return method in _MAKERS
+    if any(word.arg in (None, "out") for word in node.keywords):
+        return False  # the result may be in memory that somebody has
+    if any(word.arg == "requires_grad" for word in node.keywords):
+        return False  # its gradient belongs to this tensor, and to no other
+    if is_framework(owner, scopes):
+        return method in MAKERS
     return method in _COPIES or (is_new(owner, scopes) and method in {"cuda", "float", "to"})
 
 
-def _is_framework(node: ast.expr, scopes: Scopes) -> bool:
+def is_framework(node: ast.expr, scopes: Scopes) -> bool:
     """Tell whether a name is an imported framework."""
     if not isinstance(node, ast.Name) or node.id not in _FRAMEWORKS:
         return False
@@ -172,6 +167,8 @@ def _only_reads(use: ast.Name, file: SourceFile) -> bool:
     if isinstance(parent, ast.Subscript):
         return parent.value is not use or isinstance(parent.ctx, ast.Store)
     if isinstance(parent, ast.Attribute):
+        if parent.attr in _GRADIENT or not isinstance(parent.ctx, ast.Load):
+            return False
         if parent.attr in _FACTS:
             return True
         if not isinstance(outer, ast.Call) or outer.func is not parent:
@@ -186,7 +183,7 @@ def _only_reads(use: ast.Name, file: SourceFile) -> bool:
             return function.id in _READERS and scopes.scope_of[function].find(function.id) is None
         return (
             isinstance(function, ast.Attribute)
-            and _is_framework(function.value, scopes)
-            and function.attr in _MAKERS
+            and is_framework(function.value, scopes)
+            and function.attr in MAKERS
         )
     return isinstance(parent, ast.Expr)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from unisono.port.plan import Decision, Plan
 from unisono.port.program import Reference, SourceFile, SourceTree
-from unisono.port.scopes import Binding, Scope
+from unisono.port.scopes import Binding, Scope, block_of
 
 __all__ = ["ImportChanges", "import_changes", "modules_in", "with_aliases"]
 
@@ -38,7 +38,8 @@ class ImportChanges:
 
 def modules_in(plan: Plan) -> Iterator[str]:
     """Yield the modules that a change needs."""
-    yield plan.function.rpartition(".")[0]
+    if plan.function:
+        yield plan.function.rpartition(".")[0]
     for text in plan.texts:
         yield from _PLACEHOLDER.findall(text)
 
@@ -80,7 +81,7 @@ def import_changes(
         kept = [alias for alias in statement.names if _bound(alias, statement) not in gone]
         lines = [with_aliases(statement, kept)] if kept else []
         lines += added.get(statement, [])
-        if not lines and len(_block_of(file, statement)) == 1:
+        if not lines and len(block_of(statement, file.scopes)) == 1:
             lines = ["pass"]
         statements[statement] = tuple(lines)
     return ImportChanges(statements, names)
@@ -104,12 +105,6 @@ def _bound(alias: ast.alias, statement: ast.stmt) -> str:
     if alias.asname:
         return alias.asname
     return alias.name.partition(".")[0] if isinstance(statement, ast.Import) else alias.name
-
-
-def _block_of(file: SourceFile, statement: ast.stmt) -> list[ast.stmt]:
-    outer = file.scopes.parents[statement]
-    blocks = [getattr(outer, field, None) for field in ("body", "orelse", "finalbody")]
-    return next(block for block in blocks if isinstance(block, list) and statement in block)
 
 
 def _unused(program: SourceTree, file: SourceFile, moved: list[Reference]) -> set[Binding]:

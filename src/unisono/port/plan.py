@@ -40,20 +40,24 @@ class Plan:
 
     Texts may name modules as `«mindspore.communication»`: the name that the file uses for them
     replaces it. In `statements`, `{call}` is the new call. Without statements the call, or the name
-    without a call, is replaced where it stands. `before` and `later` are statements to put before
-    and after others, `replaced` are statements in place of others. `callee` is what is called if it
-    is not the function itself. `value` is an expression with the call, and the text that takes its
-    place; the call is then made by the statements before.
+    without a call, is replaced where it stands. `at` is another statement in whose place the
+    statements come. `before` and `later` are statements to put before and after others, `replaced`
+    are statements in place of others. `callee` is what is called if it is not the function itself.
+    `values` are expressions, and the texts that take their place; there and in statements before,
+    `{call}` is the new call. `needs` are calls that have to be ported together: if one of them
+    stays, all stay.
     """
 
     function: str
     arguments: tuple[NewArgument, ...] | None = None
     statements: tuple[str, ...] = ()
+    at: ast.stmt | None = None
     later: tuple[Lines, ...] = ()
     before: tuple[Lines, ...] = ()
     replaced: tuple[Lines, ...] = ()
     callee: str | None = None
-    value: tuple[ast.expr, str] | None = None
+    values: tuple[tuple[ast.expr, str], ...] = ()
+    needs: tuple[ast.Call, ...] = ()
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -62,7 +66,8 @@ class Plan:
             line for _, lines in (*self.before, *self.later, *self.replaced) for line in lines
         ]
         given = [argument.text or "" for argument in self.arguments or ()]
-        return (*self.statements, *around, *given, self.callee or "")
+        values = [text for _, text in self.values]
+        return (*self.statements, *around, *given, *values, self.callee or "")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

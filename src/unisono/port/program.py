@@ -20,6 +20,7 @@ __all__ = [
     "Reference",
     "SourceFile",
     "Unreadable",
+    "known_paths",
     "module_name",
     "python_files",
     "read_program",
@@ -53,7 +54,8 @@ class Unreadable:
 
 
 @functools.cache
-def _known() -> frozenset[str]:
+def known_paths() -> frozenset[str]:
+    """Return every upstream name that the mapping table has."""
     found: set[str] = set()
     for entry in mapping.load().values():
         found |= {call.path for call in entry.calls} | {name.path for name in entry.names}
@@ -67,20 +69,26 @@ def _canonical(path: str, roots: Sequence[str]) -> tuple[str, bool]:
     path = path.removeprefix(_PREFIX)
     for root in roots:
         if path == root or path.startswith(f"{root}."):
-            path = f"torch.distributed{path.removeprefix(root)}"
+            moved = f"torch.distributed{path.removeprefix(root)}"
+            # A module below it is the third party's own, unless torch has it too.
+            path = moved if moved.count(".") <= 2 or _known_part(moved) else path
     for place, home in _OTHER_PLACES.items():
         if path == place or path.startswith(f"{place}."):
             return home + path.removeprefix(place), prefixed
     return path, prefixed
 
 
+def _known_part(path: str) -> str | None:
+    """Return the name of the table with which a path begins."""
+    while "." in path and path not in known_paths():
+        path = path.rpartition(".")[0]
+    return path if "." in path else None
+
+
 def _split(path: str) -> tuple[str, str] | None:
     """Divide a path into a name of the table and the rest; None if no dialect has it."""
-    name = path
-    while "." in name:
-        if name in _known():
-            return name, path[len(name) :].lstrip(".")
-        name = name.rpartition(".")[0]
+    if name := _known_part(path):
+        return name, path[len(name) :].lstrip(".")
     for module in _MODULES:
         if path.startswith(f"{module}.") and path != "mindspore.communication.comm_func":
             return path, ""
@@ -165,6 +173,16 @@ class SourceFile:
     def result_name(self) -> str:
         """Return the name of a result that is used at once."""
         return self.fresh_name("result")
+
+    @functools.cached_property
+    def kept_names(self) -> tuple[str, str]:
+        """Return the names of a tensor and of its result, where a list has them with a handle."""
+        return self.fresh_name("tensor"), self.result_name
+
+    @functools.cached_property
+    def handle_name(self) -> str:
+        """Return the name of a handle that goes into a list at once."""
+        return self.fresh_name("handle")
 
     @functools.cached_property
     def loop_names(self) -> tuple[str, str]:
@@ -307,8 +325,9 @@ class SourceTree:
             for scope in {id(scope): scope for scope in scopes.scope_of.values()}.values():
                 for name, uses in list(scope.uses.items()):
                     path = self.follow(f"{module}.{name}")[0]
-                    passed_on = module in self.by_name and path != f"{module}.{name}"
-                    if (passed_on or path in _known()) and scope.find(name) is None:
+                    own = _canonical(f"{module}.{name}", self.roots)[0]
+                    passed_on = module in self.by_name and path != own
+                    if (passed_on or path in known_paths()) and scope.find(name) is None:
                         binding = Binding(name, star, "import", f"{module}.{name}")
                         yield from self._uses(file, uses, [binding], None)
 

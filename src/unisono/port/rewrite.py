@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 from typing import Any, cast
 
 import libcst as cst
+from libcst.matchers import Comment, findall
 from libcst.metadata import MetadataWrapper, PositionProvider
 
 from unisono.errors import Unsupported
@@ -52,6 +54,7 @@ class _Changes:
         #: Lines before statements, each with the place of the call that it makes, if it makes one.
         self.before: dict[_Range, list[tuple[_Range | None, str]]] = {}
         self.later: dict[_Range, list[str]] = {}
+        self.replaced: dict[_Range, tuple[str, ...]] = {}
         self.values: dict[_Range, str] = {}
         self.marks: dict[int, str] = {}
         self.touched: set[int] = set()  # lines whose old marks go
@@ -63,13 +66,13 @@ class _Changes:
 
     @property
     def any(self) -> bool:
-        return bool(self.calls or self.names or self.imported or self.marks)
+        return bool(self.places or self.marks)
 
     @property
     def places(self) -> set[_Range]:
         """Return all places where something has to change."""
-        changed = {*self.calls, *self.names, *self.imported, *self.statements}
-        return {*changed, *self.before, *self.later, *self.values}
+        found = {*self.calls, *self.names, *self.imported, *self.statements, *self.replaced}
+        return {*found, *self.before, *self.later, *self.values}
 
     def place(self, node: Any) -> _Range:
         """Return the place of a node as LibCST counts it: in characters, not in bytes."""
@@ -93,6 +96,10 @@ class _Changes:
         if plan is None:
             return
         self.touched.add(statement.lineno)
+        for expression, text in plan.values:
+            self.values[self.place(expression)] = self.imports.fill(text)
+        if not plan.function:
+            return
         if plan.arguments is None or reference.call is None:
             module, _, name = plan.function.rpartition(".")
             words = [
@@ -106,18 +113,20 @@ class _Changes:
         self.calls[place] = plan
         if plan.statements:
             lines = tuple(map(self.imports.fill, plan.statements))
-            self.statements[self.place(statement)] = (place, lines)
-        if plan.value is not None:
-            self.values[self.place(plan.value[0])] = plan.value[1]
+            self.statements[self.place(plan.at or statement)] = (place, lines)
         for other, texts in plan.before:
-            made = place if plan.value else None
             lines_before = self.before.setdefault(self.place(other), [])
-            lines_before += [(made, self.imports.fill(text)) for text in texts]
+            lines_before += [
+                (place if "{call}" in text else None, self.imports.fill(text)) for text in texts
+            ]
         for other, texts in plan.later:
-            self.later.setdefault(self.place(other), []).extend(map(self.imports.fill, texts))
+            lines_there = self.later.setdefault(self.place(other), [])
+            new = [self.imports.fill(text) for text in texts]
+            # Several calls whose handles are in one list share what follows the wait.
+            lines_there += [line for line in new if line not in lines_there]
         for other, texts in plan.replaced:
             self.touched.add(other.lineno)
-            self.imported[self.place(other)] = tuple(map(self.imports.fill, texts))
+            self.replaced[self.place(other)] = tuple(map(self.imports.fill, texts))
 
 
 def _evaluated(decision: Decision) -> tuple[int, int]:
@@ -127,7 +136,9 @@ def _evaluated(decision: Decision) -> tuple[int, int]:
 
 
 def _mark(reason: str) -> str:
-    text = f"{MARK}left as it is: {' '.join(reason.split())}"
+    # The numbers of lines change while a file is ported, and would be others the second time.
+    reason = re.sub(r"\bline \d+", "another line", " ".join(reason.split()))
+    text = f"{MARK}left as it is: {reason}"
     return text if len(text) <= _LONGEST_MARK else f"{text[: _LONGEST_MARK - 3]}..."
 
 
@@ -234,7 +245,11 @@ class _Rewriter(cst.CSTTransformer):
             new += [self._parse(line) for line in self.changes.later[place]]
         if not new:
             # Comments above outlive the statement; the block gives them to the next one.
-            gone = cst.SimpleStatementLine([cst.Pass()], [line for line in leading if line.comment])
+            comments = [line for line in leading if line.comment]
+            if place in self.changes.replaced:  # of an import that goes, they go too
+                inside = findall(updated_node.with_changes(leading_lines=[]), Comment())
+                comments += [cst.EmptyLine(comment=cast(cst.Comment, one)) for one in inside]
+            gone = cst.SimpleStatementLine([cst.Pass()], comments)
             self.gone.append(gone)
             return gone
         new[0] = new[0].with_changes(leading_lines=leading)
@@ -257,6 +272,9 @@ class _Rewriter(cst.CSTTransformer):
         if place in self.changes.imported:
             self.done.add(place)
             return self.changes.imported[place]
+        if place in self.changes.replaced:
+            self.done.add(place)
+            return self.changes.replaced[place]
         if place in self.changes.statements:
             self.done.add(place)
             call, lines = self.changes.statements[place]
@@ -275,11 +293,15 @@ class _Rewriter(cst.CSTTransformer):
         """Change statements that share a line."""
         small: list[Any] = []
         for old, new in zip(original.body, updated.body, strict=True):
-            lines = self._lines(self._place(old))
+            place = self._place(old)
+            lines = self._lines(place)
             if lines is None:
                 small.append(new)
-            else:
-                small += [inner for line in lines for inner in self._parse(line).body]
+            later = self.changes.later.get(place, [])
+            self.done |= {place} if later else set()
+            small += [
+                inner for line in [*(lines or ()), *later] for inner in self._parse(line).body
+            ]
         if len(small) == len(updated.body):
             pairs = zip(small, updated.body, strict=True)
             small = [new.with_changes(semicolon=old.semicolon) for new, old in pairs]
@@ -288,13 +310,14 @@ class _Rewriter(cst.CSTTransformer):
         return updated.with_changes(body=small or [cst.Pass()])
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
-        """Put names in place of expressions, and marks and statements above compound statements."""
+        """Put texts in place of expressions, and marks and statements above compound statements."""
         result = super().on_leave(original_node, updated_node)
-        if isinstance(result, cst.BaseExpression) and self.changes.values:
+        if self.changes.values and isinstance(original_node, cst.BaseExpression):
             place = self._place(original_node)
             if place in self.changes.values:
                 self.done.add(place)
-                new: Any = cst.parse_expression(self.changes.values[place])
+                text = self.changes.values[place].replace("{call}", self.codes.get(place, ""))
+                new: Any = cst.parse_expression(text)
                 around: Any = original_node
                 return new.with_changes(
                     lpar=[*around.lpar, *new.lpar], rpar=[*new.rpar, *around.rpar]

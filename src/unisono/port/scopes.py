@@ -1,4 +1,4 @@
-"""The scopes of a module: which name is bound where, by what, and where it is used."""
+"""The scopes of a module: which name is bound where, by what, and where it is used; its blocks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,20 @@ import ast
 import dataclasses
 from collections import defaultdict
 
-__all__ = ["Binding", "Reference", "Scope", "Scopes"]
+__all__ = [
+    "Binding",
+    "Reference",
+    "Scope",
+    "Scopes",
+    "block_of",
+    "is_alone",
+    "loops_around",
+    "position",
+]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_BLOCKS = ("body", "orelse", "finalbody")
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -230,3 +241,37 @@ class Scopes:
                     if not between.transparent:
                         home.captured.add(name)
                     between = between.parent
+
+
+def block_of(statement: ast.stmt, scopes: Scopes) -> list[ast.stmt]:
+    """Return the block that a statement stands in."""
+    outer = scopes.parents[statement]
+    for field in _BLOCKS:
+        block = getattr(outer, field, None)
+        if isinstance(block, list) and statement in block:
+            return block
+    return [statement]
+
+
+def is_alone(statement: ast.stmt, scopes: Scopes) -> bool:
+    """Tell whether a statement shares its line with no other, so that there is room for more."""
+    outer = scopes.parents[statement]
+    neighbours = [one.lineno for one in block_of(statement, scopes) if one is not statement]
+    inline = not isinstance(outer, ast.Module) and getattr(outer, "lineno", 0) == statement.lineno
+    return not inline and statement.lineno not in neighbours
+
+
+def loops_around(node: ast.AST, scopes: Scopes) -> set[ast.AST]:
+    """Return the loops of the function that a node stands in."""
+    found: set[ast.AST] = set()
+    for outer in scopes.chain(node):
+        if isinstance(outer, _FUNCTIONS):
+            break
+        if isinstance(outer, _LOOPS):
+            found.add(outer)
+    return found
+
+
+def position(node: ast.expr | ast.stmt) -> tuple[int, int]:
+    """Return where a node begins, to say which of two comes first in the text."""
+    return node.lineno, node.col_offset

@@ -26,7 +26,7 @@ _OPERATORS = {"SUM": "sum", "PRODUCT": "prod", "MIN": "min", "MAX": "max", "AVG"
 _MINDSPORE_OPERATORS = {text.upper(): text for text in _OPERATORS.values()}
 #: Hints for a library of one vendor, which change no result.
 _HINTS = {"device"}
-_COMM = "«mindspore.communication»"
+_WORLD_GROUP = "«mindspore.communication».GlobalComm.WORLD_COMM_GROUP"
 
 
 class Refused(Exception):
@@ -171,7 +171,14 @@ class Site:
         value = self.value("group")
         if value is None or self.is_world(value):
             return ""
-        return self.text(value)
+        text = self.text(value)
+        if self.target.dialect == "mindspore" and may_be_none(value, self.file.scopes):
+            if not is_pure(value):
+                raise Refused(
+                    "the group may be None, which MindSpore refuses; give it a name first"
+                )
+            return f"{text} if {text} is not None else {_WORLD_GROUP}"
+        return text
 
     # ---- arguments ----
 
@@ -294,13 +301,12 @@ class Site:
                     "the group may be a name that create_group got", "groups.object-or-name"
                 )
         elif self._returns_tensors and may_be_none(value, self.file.scopes):
+            name = text = self.text(value)
             if not is_pure(value):
-                raise Refused(
-                    "the group may be None, which MindSpore refuses here; give it a name first"
-                )
-            text = self.text(value)
-            world = f"{_COMM}.GlobalComm.WORLD_COMM_GROUP"
-            return NewArgument(target, index, f"{text} if {text} is not None else {world}")
+                name = self.file.fresh_name("group")
+                text = f"({name} := {text})"
+            text = f"{name} if {text} is not None else {_WORLD_GROUP}"
+            return NewArgument(target, index, text)
         return self._kept(target, index, value)
 
     def _check_lists(self) -> None:

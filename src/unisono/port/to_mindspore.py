@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 
 from unisono.port.flow import is_pure, why_not_rebind
 from unisono.port.plan import Action, Plan
+from unisono.port.results.gathered import joined_later
+from unisono.port.results.handle_lists import collected
+from unisono.port.results.handles import (
+    Use,
+    appended_to,
+    check_questions,
+    is_quiet,
+    use_of,
+    uses_of,
+    wait_for,
+)
+from unisono.port.results.uneven import check_sizes
 from unisono.port.rules import Row, difference_text
-from unisono.port.scopes import Scope
+from unisono.port.scopes import Scopes, is_alone
 from unisono.port.site import Refused, Site
 
 __all__ = ["check_place", "plan_to_mindspore"]
@@ -22,14 +35,14 @@ def plan_to_mindspore(site: Site) -> tuple[str, str, Plan]:
     rule = site.rule
     if rule.source.name == "init_process_group":
         return _start(site)
-    if rule.source.name in ("recv", "recv_object_list") and _context(site)[0] != "statement":
+    if rule.source.name in ("recv", "recv_object_list") and use_of(site).kind != "statement":
         raise Refused("it uses the rank of the sender, which MindSpore does not tell")
     if rule.source.name == "get_backend":
         raise Refused("the names of backends differ, and so would tests of them", "groups.backends")
     if rule.source.name == "P2POp" and rule.pair is not None:
         raise Refused(difference_text("send_recv.batch"), "send_recv.batch")
     _check_root(site)
-    _check_handle(site)
+    check_questions(site)
     if rule.same_shape:
         if rule.pair is None and rule.source.name == "all_gather_into_tensor":
             site.differences.append("all_gather.stacked")
@@ -43,24 +56,6 @@ def _why_same(site: Site) -> str:
     return "; ".join(["the same call with other names", *site.notes])
 
 
-def _context(site: Site) -> tuple[str, ast.stmt, str | None]:
-    """Return how the program uses what the call returns, the statement, and the handle's name."""
-    parents = site.file.scopes.parents
-    parent = parents[site.call]
-    if isinstance(parent, ast.Expr):
-        return "statement", parent, None
-    if isinstance(parent, ast.Assign) and len(parent.targets) == 1:
-        target = parent.targets[0]
-        if isinstance(target, ast.Name):
-            return "handle", parent, target.id
-    if isinstance(parent, ast.Attribute) and parent.attr == "wait":
-        outer = parents[parent]
-        statement = parents[outer]
-        if isinstance(outer, ast.Call) and not outer.args and isinstance(statement, ast.Expr):
-            return "waited", statement, None
-    return "expression", site.file.scopes.statement(site.call), None
-
-
 def _check_root(site: Site) -> None:
     for row in site.rule.rows:
         if row.role in ("root", "peer") and row.source and row.source not in site.given:
@@ -68,18 +63,6 @@ def _check_root(site: Site) -> None:
                 raise Refused(f"it does not say {row.source}", row.difference)
             difference = row.difference if site.value("group_root") is None else "groups.group-root"
             raise Refused(difference_text(difference), difference)
-
-
-def _check_handle(site: Site) -> None:
-    """Refuse handles that are asked for more than MindSpore's can do."""
-    context, _, name = _context(site)
-    if context != "handle" or name is None:
-        return
-    home = site.file.scopes.scope_of[site.call].find(name)
-    for use in home.uses[name] if home else ():
-        outer = site.file.scopes.parents[use]
-        if isinstance(outer, ast.Attribute) and outer.attr != "wait":
-            raise Refused(f"MindSpore's handles have no {outer.attr}", "groups.handles")
 
 
 def _start(site: Site) -> tuple[str, str, Plan]:
@@ -105,7 +88,8 @@ class _Functional:
 
     def __init__(self, site: Site) -> None:
         self.site, self.rule, self.file = site, site.rule, site.file
-        self.context, self.statement, self.handle = _context(site)
+        self.use = use_of(site)
+        self.statement = self.use.statement
         self.output = self._output()
         self.before: list[str] = []
         self.reason = ""
@@ -131,14 +115,22 @@ class _Functional:
                 (row.difference for row in self.rule.rows if row.role == "async"), None
             )
             raise Refused(difference_text(difference), difference)
-        if self.context == "expression":
+        check_sizes(self.site)
+        if self.use.kind == "expression":
             raise Refused(
                 "what it returns is used in an expression; give the call a line of its own, or use "
                 "mindspore:mint"
             )
+        if self.use.kind == "returned" and mode != "sync":
+            raise Refused(
+                "it returns the handle, and the caller would need the result beside it; "
+                "mindspore:mint keeps the tensor in place"
+            )
+        if joined := self._joined():
+            return joined
         target = self._target()
         if mode == "sync":
-            return self._synchronous(target, pair=returns.endswith("_none"))
+            return self._synchronous(target)
         return self._asynchronous(target, mode)
 
     # ---- the tensor that is written ----
@@ -173,12 +165,14 @@ class _Functional:
 
     def _why_identity(self) -> str | None:
         """Return why the tensor must keep its identity, None if its name may get a new value."""
-        if self.output.role == "output":
+        told = "tensors_to_shapes" in self.output.changes and not self._is_list
+        if self.output.role == "output" and not told:
             return "the program has made the tensor for the result, and decided on its shape"
         if self.before:
             return "the tensor is the value of an expression"
         assert self.output.source is not None
         value = self.site.given[self.output.source][1]
+        # A call that is told the shape of its result returns what the program has made room for.
         return why_not_rebind(value, self.site.call, self.file)
 
     def _store(self, target: str, result: str) -> list[str]:
@@ -218,21 +212,56 @@ class _Functional:
 
     # ---- statements ----
 
-    def _synchronous(self, target: str, pair: bool) -> tuple[str, str, Plan]:
-        if self.context != "statement":
+    def _joined(self) -> tuple[str, str, Plan] | None:
+        """Return the change where a list is gathered only to be joined, None for other lists."""
+        given, tensor = self.site.given.get(self.output.source or ""), self.site.value("input")
+        usable = self.use.kind == ("statement" if self.site.mode == "sync" else "handle")
+        if self.rule.source.name != "all_gather" or not (given and tensor and usable):
+            return None
+        joined = joined_later(self.site, given[1], tensor)
+        if joined is None:
+            return None
+        target, gone = given[1], [joined.made]
+        if isinstance(joined.following, ast.Assign):
+            target = joined.following.targets[0]
+            gone.append(self.statement)
+        name = ast.unparse(target)
+        line = f"{name}, {self.use.name} = {{call}}" if self.use.name else self._bind(name)
+        plan = Plan(
+            self.rule.target.path,
+            self.site.arguments(),
+            (line,),
+            at=joined.following,
+            replaced=tuple((statement, ()) for statement in gone),
+            values=() if joined.following else ((joined.joining, joined.text),),
+        )
+        return Action.REWRITE, "the list is only joined, and the call returns it joined", plan
+
+    @property
+    def _returns_pair(self) -> bool:
+        """Tell whether a blocking call returns None beside the tensor; primitives do not."""
+        return self.rule.returns("sync").endswith("_none")
+
+    def _bind(self, target: str, result: str = "{call}") -> str:
+        """Return the statement that gives a name the result of a blocking call."""
+        if not self._returns_pair:
+            return f"{target} = {result}"
+        if result != "{call}" or self.file.reads_underscore:
+            return f"{target} = {result.replace('{call}', '{call}[0]')}"
+        return f"{target}, _ = {{call}}"
+
+    def _synchronous(self, target: str) -> tuple[str, str, Plan]:
+        if self.use.kind not in ("statement", "returned"):
             raise Refused("what it returns is used, and without async_op torch returns None")
         plan = self._arguments(target)
-        result = "{call}[0]" if pair else "{call}"
-        if self.site.average:
-            result += f" / {_COMM}.get_group_size({self.site.group_text})"
+        average = f" / {_COMM}.get_group_size({self.site.group_text})" if self.site.average else ""
         if self.rule.only_root:
             return self._on_root(target, plan)
         identity = self._why_identity()
         if identity is None:
-            plain = not pair or self.site.average or self.file.reads_underscore
-            new = f"{target} = {result}" if plain else f"{target}, _ = {{call}}"
-            return self._done(plan, [new])
-        return self._done(plan, self._store(target, result), identity)
+            return self._done(plan, [self._bind(target, f"{{call}}{average}")])
+        result = "{call}[0]" if self._returns_pair else "{call}"
+        return self._done(plan, self._store(target, f"{result}{average}"), identity)
 
     def _on_root(self, target: str, plan: Plan) -> tuple[str, str, Plan]:
         """Write the result on the root only: other ranks keep what they had."""
@@ -256,74 +285,101 @@ class _Functional:
 
     def _asynchronous(self, target: str, mode: str) -> tuple[str, str, Plan]:
         plan = self._arguments(target)
-        if self.context == "statement":
+        if self.use.kind == "statement":
             raise Refused("nobody keeps the handle, so nobody can wait for the result")
-        if self.context == "waited":
+        if self.use.kind == "waited":
             result = self.file.result_name
             handle = self.file.fresh_name("handle")
             lines = [f"{result}, {handle} = {{call}}", f"{handle}.wait()"]
             return self._done(plan, [*lines, *self._store(target, result)], "it waits at once")
+        if self.use.kind in ("appended", "listed"):
+            return self._in_list(target, plan, self.use)
+        assert self.use.kind == "handle"
         identity = self._why_identity()
+        try:
+            if listed := self._appended_later(target, plan):
+                return listed
+        except Refused:
+            if identity is not None:
+                raise
         if identity is None:
-            return self._done(plan, [f"{target}, {self.handle} = {{call}}"])
-        if mode == "open":
-            raise Refused(f"a variable decides whether it returns at once, and {identity}")
-        wait = self._wait(target)
+            return self._done(plan, [f"{target}, {self.use.name} = {{call}}"])
+        wait = wait_for(self.site, self.use, target)
         result = self.file.fresh_name("result")
-        verdict, reason, plan = self._done(plan, [f"{result}, {self.handle} = {{call}}"], identity)
-        later = ((wait, tuple(self._store(target, result))),)
-        return verdict, reason, Plan(plan.function, plan.arguments, plan.statements, later)
+        if not target.isidentifier() and not is_quiet(self.site, self.statement, wait):
+            held = self.file.fresh_name("tensor")
+            self.before.append(f"{held} = {target}")
+            target = held
+        store = self._store(target, result)
+        lines = [f"{result}, {self.use.name} = {{call}}"]
+        if mode == "open":  # without a handle the result is there at once
+            inner = "\n".join(store).replace("\n", "\n    ")
+            lines.append(f"if {self.use.name} is None:\n    {inner}")
+        verdict, reason, plan = self._done(plan, lines, identity)
+        return verdict, reason, dataclasses.replace(plan, later=((wait, tuple(store)),))
 
-    def _wait(self, target: str) -> ast.stmt:
-        """Return the one statement that waits for the handle, if that is plain to see."""
-        scopes = self.file.scopes
-        assert self.handle is not None
-        home = scopes.scope_of[self.site.call].find(self.handle)
-        if home is None or self.handle in home.captured:
-            raise Refused("the handle belongs to another function too")
-        block = _block(self.statement, scopes.parents)
-        waits = []
-        for use in self._uses_of_handle(home):
-            statement = scopes.statement(use)
-            plain = isinstance(statement, ast.Expr) and ast.unparse(statement) == (
-                f"{self.handle}.wait()"
-            )
-            if not plain or statement not in block:
-                raise Refused(
-                    f"line {use.lineno} uses the handle in a way that hides when the result is "
-                    "there; mindspore:mint keeps the tensor in place"
-                )
-            waits.append(statement)
-        if len(waits) != 1:
-            raise Refused("it is not plain to see where the program waits for the result")
-        check_place(("", ""), waits[0], scopes.parents)
-        first, last = self.statement.lineno, waits[0].lineno
-        base = target.partition(".")[0].partition("[")[0]
-        owner = scopes.scope_of[self.site.call].find(base)
-        for binding in owner.bindings[base] if owner else ():
-            if first < getattr(binding.node, "lineno", 0) <= last:
-                raise Refused(f"{base!r} gets another value before the program waits")
-        return waits[0]
+    def _appended_later(self, target: str, plan: Plan) -> tuple[str, str, Plan] | None:
+        """Return the change for a handle with a name that only goes into a list."""
+        uses = uses_of(self.site, self.use) if self.site.mode == "async" else []
+        outer = self.file.scopes.parents[uses[0]] if len(uses) == 1 else None
+        name = appended_to(outer) if isinstance(outer, ast.Call) else None
+        if outer is None or name is None:
+            return None
+        append = Use("appended", self.file.scopes.statement(outer), name)
+        return self._in_list(target, plan, append, uses[0])
 
-    def _uses_of_handle(self, home: Scope) -> list[ast.Name]:
-        """Return the uses of the handle up to where its name gets another value."""
-        assert self.handle is not None
-        names = sorted(home.uses[self.handle], key=lambda name: (name.lineno, name.col_offset))
-        here = next(n for n, name in enumerate(names) if name.lineno == self.statement.lineno)
-        for loop in self.file.scopes.chain(self.statement):
-            if isinstance(loop, ast.For | ast.AsyncFor | ast.While):
-                inside = [name for name in names if loop in self.file.scopes.chain(name)]
-                if isinstance(inside[0].ctx, ast.Load):
-                    raise Refused("the program waits above the call, in the next round of a loop")
-        rest = names[here + 1 :]
-        count = next(
-            (n for n, name in enumerate(rest) if not isinstance(name.ctx, ast.Load)), len(rest)
+    def _in_list(
+        self, target: str, plan: Plan, use: Use, handle: ast.Name | None = None
+    ) -> tuple[str, str, Plan]:
+        """Keep the tensor, its result and its handle together in the list that has handles."""
+        if self.site.mode == "open":
+            raise Refused("a variable decides whether there is a handle in the list")
+        if use.kind == "listed" and self.before:
+            raise Refused("the tensor is the value of an expression; give it a name first")
+        found = collected(self.site, use, self.site.given[self.output.source or ""][1])
+        tensor, result = self.file.kept_names
+        store = self._store(tensor, result)
+        variable = found.variable.id
+        held = f"{tensor}, {result}, {variable}"
+        values: list[tuple[ast.expr, str]] = []
+        replaced: list[tuple[ast.stmt, tuple[str, ...]]] = []
+        later: list[tuple[ast.stmt, tuple[str, ...]]] = []
+        if found.is_comprehension:
+            inner = "\n".join([f"{variable}.wait()", *store]).replace("\n", "\n    ")
+            replaced.append((found.statement, (f"for {held} in {use.name}:\n    {inner}",)))
+        else:
+            if not is_alone(found.wait, self.file.scopes) and "\n" in store[0]:
+                raise Refused(f"line {found.wait.lineno} has no room for a loop; divide it")
+            values.append((found.variable, held))
+            later.append((found.wait, tuple(store)))
+        if use.kind == "listed":
+            values.append((self.site.call, f"({target}, *{{call}})"))
+            lines = []
+        elif handle is None:
+            name = self.file.handle_name
+            entry = f"{use.name}.append(({target}, {result}, {name}))"
+            lines = [f"{result}, {name} = {{call}}", entry]
+        else:
+            own = self.file.fresh_name("result")
+            values.append((handle, f"({target}, {own}, {handle.id})"))
+            lines = [f"{own}, {handle.id} = {{call}}"]
+        verdict, reason, plan = self._done(plan, lines, "the list of handles has its tensor too")
+        return (
+            verdict,
+            reason,
+            dataclasses.replace(
+                plan,
+                later=tuple(later),
+                replaced=tuple(replaced),
+                values=tuple(values),
+                needs=found.members,
+            ),
         )
-        return rest[:count]
 
     def _done(
         self, plan: Plan, lines: list[str], identity: str | None = None
     ) -> tuple[str, str, Plan]:
+        returned = self.use.kind == "returned"
         notes = list(self.site.notes)
         if self.site.average:
             notes.append("MindSpore has no average here: the sum is divided")
@@ -331,33 +387,17 @@ class _Functional:
             verdict, reason = Action.REWRITE, "the name is bound to the new tensor"
         else:
             verdict, reason = Action.COPY_BACK, f"the result is copied back: {identity}"
-        statements = (*self.before, *lines)
-        check_place(statements, self.statement, self.file.scopes.parents)
+        statements = (*self.before, *lines, *(["return None"] if returned else []))
+        check_place(statements, self.statement, self.file.scopes)
         return (
             verdict,
             "; ".join([reason, *notes]),
-            Plan(plan.function, plan.arguments, statements),
+            dataclasses.replace(plan, statements=statements),
         )
 
 
-def _block(statement: ast.stmt, parents: dict[ast.AST, ast.AST]) -> list[ast.stmt]:
-    """Return the block that a statement stands in."""
-    outer = parents[statement]
-    for field in ("body", "orelse", "finalbody"):
-        block = getattr(outer, field, None)
-        if isinstance(block, list) and statement in block:
-            return block
-    return [statement]
-
-
-def check_place(
-    statements: tuple[str, ...], statement: ast.stmt, parents: dict[ast.AST, ast.AST]
-) -> None:
+def check_place(statements: tuple[str, ...], statement: ast.stmt, scopes: Scopes) -> None:
     """Refuse to put several statements where there is room for one."""
-    outer = parents[statement]
-    neighbours = [other.lineno for other in _block(statement, parents) if other is not statement]
-    shared = statement.lineno in neighbours or (
-        not isinstance(outer, ast.Module) and getattr(outer, "lineno", 0) == statement.lineno
-    )
-    if shared and (len(statements) > 1 or "\n" in statements[0]):
+    many = len(statements) > 1 or any("\n" in line for line in statements)
+    if many and not is_alone(statement, scopes):
         raise Refused("it shares its line with other statements; give it a line of its own")

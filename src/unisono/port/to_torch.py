@@ -125,14 +125,14 @@ class _InPlace:
 
     def _done(self, lines: list[str], reason: str, statement: ast.stmt) -> tuple[str, str, Plan]:
         there = (*lines, "the statement itself") if self.value else tuple(lines)
-        check_place(there, statement, self.file.scopes.parents)
+        check_place(there, statement, self.file.scopes)
         arguments = self.site.arguments(*self.first, **self.replaced)
         reason = "; ".join([reason, *self.site.notes])
         if self.value is None:
             return Action.REWRITE, reason, Plan(self.rule.target.path, arguments, tuple(lines))
         self.file.hoisted[self.value[0]] = self.value[1]
         before = ((statement, tuple(lines)),)
-        plan = Plan(self.rule.target.path, arguments, before=before, value=self.value)
+        plan = Plan(self.rule.target.path, arguments, before=before, values=(self.value,))
         return Action.REWRITE, reason, plan
 
     def _names(self) -> tuple[str, str | None, ast.stmt]:

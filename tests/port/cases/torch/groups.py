@@ -4,6 +4,20 @@ import torch.distributed as dist
 from torch.distributed import all_reduce, new_group
 
 
+class Layout:
+    def __init__(self, pair: dist.ProcessGroup | None):
+        self.pair: dist.ProcessGroup = pair
+
+
+def layout(pair=None) -> Layout:
+    return Layout(pair)
+
+
+def mean(x: torch.Tensor, group: dist.ProcessGroup = None) -> torch.Tensor:
+    dist.all_reduce(x, op=dist.ReduceOp.AVG, group=group)
+    return x
+
+
 def main():
     rank = dist.get_rank()
     pair = new_group([0, 1])
@@ -16,6 +30,11 @@ def main():
     everyone = torch.ones(1)
     all_reduce(everyone, group=dist.group.WORLD)
     all_reduce(everyone, group=None)
+    all_reduce(everyone, group=layout().pair)
+    if rank < 2:
+        all_reduce(value, group=layout(pair).pair)
+        mean(value, pair)
+    mean(everyone)
     objects = [None] * dist.get_world_size()
     dist.all_gather_object(objects, {"rank": rank})
     return value.tolist() + everyone.tolist() + [one["rank"] for one in objects]

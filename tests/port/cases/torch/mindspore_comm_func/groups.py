@@ -1,8 +1,22 @@
 """Groups are objects in torch and names in MindSpore."""
 import torch
+from mindspore.communication import comm_func
 import mindspore.communication as comm
 import mindspore.mint.distributed as dist
-from mindspore.communication import comm_func
+
+
+class Layout:
+    def __init__(self, pair: str | None):
+        self.pair: str = pair
+
+
+def layout(pair=None) -> Layout:
+    return Layout(pair)
+
+
+def mean(x: torch.Tensor, group: str = None) -> torch.Tensor:
+    x[...] = comm_func.all_reduce(x, op="sum", group=group if group is not None else comm.GlobalComm.WORLD_COMM_GROUP)[0] / comm.get_group_size(group if group is not None else comm.GlobalComm.WORLD_COMM_GROUP)
+    return x
 
 
 def main():
@@ -17,6 +31,11 @@ def main():
     everyone = torch.ones(1)
     everyone, _ = comm_func.all_reduce(everyone)
     everyone, _ = comm_func.all_reduce(everyone)
+    everyone, _ = comm_func.all_reduce(everyone, group=group_2 if (group_2 := layout().pair) is not None else comm.GlobalComm.WORLD_COMM_GROUP)
+    if rank < 2:
+        value, _ = comm_func.all_reduce(value, group=group_3 if (group_3 := layout(pair).pair) is not None else comm.GlobalComm.WORLD_COMM_GROUP)
+        mean(value, pair)
+    mean(everyone)
     objects = [None] * comm.get_group_size()
     dist.all_gather_object(objects, {"rank": rank})
     return value.tolist() + everyone.tolist() + [one["rank"] for one in objects]

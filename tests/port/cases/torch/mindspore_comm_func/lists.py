@@ -26,6 +26,6 @@ def main():
     for part_2, piece in zip(received, comm_func.all_to_all_with_output_shape([part_2.shape for part_2 in received], [torch.full((1,), 10.0 * rank + other) for other in range(size)])[0]):
         part_2[...] = piece
     exchanged = torch.empty(size)
-    exchanged[...] = comm_func.all_to_all_single_with_output_shape(exchanged.shape, torch.arange(float(size)) + 100 * rank)[0]
+    exchanged, _ = comm_func.all_to_all_single_with_output_shape(exchanged.shape, torch.arange(float(size)) + 100 * rank)
     results = torch.cat(everyone + received + [big, joined, part, exchanged])
     return [float(s) for s in scalars] + results.tolist()

@@ -3,6 +3,20 @@ import torch
 import mindspore.mint.distributed as dist
 
 
+class Layout:
+    def __init__(self, pair: str | None):
+        self.pair: str = pair
+
+
+def layout(pair=None) -> Layout:
+    return Layout(pair)
+
+
+def mean(x: torch.Tensor, group: str = None) -> torch.Tensor:
+    dist.all_reduce(x, op="avg", group=group)
+    return x
+
+
 def main():
     rank = dist.get_rank()
     pair = dist.new_group([0, 1])
@@ -15,6 +29,11 @@ def main():
     everyone = torch.ones(1)
     dist.all_reduce(everyone)
     dist.all_reduce(everyone)
+    dist.all_reduce(everyone, group=layout().pair)
+    if rank < 2:
+        dist.all_reduce(value, group=layout(pair).pair)
+        mean(value, pair)
+    mean(everyone)
     objects = [None] * dist.get_world_size()
     dist.all_gather_object(objects, {"rank": rank})
     return value.tolist() + everyone.tolist() + [one["rank"] for one in objects]

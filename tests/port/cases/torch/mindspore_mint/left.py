@@ -2,6 +2,7 @@
 import torch
 import torch.distributed as dist
 import mindspore.mint.distributed as mint_dist
+from torch.distributed.tensor import DTensor
 
 
 def main():
@@ -22,6 +23,11 @@ def main():
     part = torch.zeros(1)
     # unisono port: left as it is: scatter_list may be None on some ranks, and mint needs it on all
     dist.scatter(part, [torch.ones(1) * n for n in range(mint_dist.get_world_size())] if rank == 0 else None, src=0)
+    # unisono port: left as it is: the mapping table has what torch.distributed has itself, and not what torch.distributed.tensor has
+    assert not isinstance(part, DTensor)
+    uneven = [torch.zeros(n + 1) for n in range(mint_dist.get_world_size())]
+    mint_dist.all_gather(uneven, torch.full((rank + 1,), float(rank)))
+    tensors += uneven
     # unisono port: left as it is: the function is used as a value, so how it is called is not known here
     reduce = dist.all_reduce
     # unisono port: left as it is: it is called through the variable 'reduce'

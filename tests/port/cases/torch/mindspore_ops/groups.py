@@ -1,8 +1,22 @@
 """Groups are objects in torch and names in MindSpore."""
 import torch
+from mindspore import ops
 import mindspore.communication as comm
 import mindspore.mint.distributed as dist
-from mindspore import ops
+
+
+class Layout:
+    def __init__(self, pair: str | None):
+        self.pair: str = pair
+
+
+def layout(pair=None) -> Layout:
+    return Layout(pair)
+
+
+def mean(x: torch.Tensor, group: str = None) -> torch.Tensor:
+    x[...] = ops.AllReduce(group=group if group is not None else comm.GlobalComm.WORLD_COMM_GROUP)(x) / comm.get_group_size(group if group is not None else comm.GlobalComm.WORLD_COMM_GROUP)
+    return x
 
 
 def main():
@@ -17,6 +31,11 @@ def main():
     everyone = torch.ones(1)
     everyone = ops.AllReduce()(everyone)
     everyone = ops.AllReduce()(everyone)
+    everyone = ops.AllReduce(group=group_2 if (group_2 := layout().pair) is not None else comm.GlobalComm.WORLD_COMM_GROUP)(everyone)
+    if rank < 2:
+        value = ops.AllReduce(group=group_3 if (group_3 := layout(pair).pair) is not None else comm.GlobalComm.WORLD_COMM_GROUP)(value)
+        mean(value, pair)
+    mean(everyone)
     objects = [None] * comm.get_group_size()
     dist.all_gather_object(objects, {"rank": rank})
     return value.tolist() + everyone.tolist() + [one["rank"] for one in objects]

@@ -2,6 +2,7 @@
 import torch
 import torch.distributed as dist
 import mindspore.communication as comm
+from torch.distributed.tensor import DTensor
 
 
 def main():
@@ -23,6 +24,12 @@ def main():
     part = torch.zeros(1)
     # unisono port: left as it is: Every rank passes a tensor of the full shape to MindSpore; on ranks other than src only its shape and dtype are read...
     dist.scatter(part, [torch.ones(1) * n for n in range(comm.get_group_size())] if rank == 0 else None, src=0)
+    # unisono port: left as it is: the mapping table has what torch.distributed has itself, and not what torch.distributed.tensor has
+    assert not isinstance(part, DTensor)
+    uneven = [torch.zeros(n + 1) for n in range(comm.get_group_size())]
+    # unisono port: left as it is: the tensors of tensor_list may differ in size, and comm_func needs equal ones; mint has functions for uneven ones
+    dist.all_gather(uneven, torch.full((rank + 1,), float(rank)))
+    tensors += uneven
     # unisono port: left as it is: the function is used as a value, so how it is called is not known here
     reduce = dist.all_reduce
     # unisono port: left as it is: it is called through the variable 'reduce'

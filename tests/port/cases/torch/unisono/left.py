@@ -1,6 +1,7 @@
 """What stays as it is, with the reason above it."""
 import torch
 import unisono.torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 
 def main():
@@ -17,6 +18,11 @@ def main():
     dist.all_reduce(tensors[0], **options)
     part = torch.zeros(1)
     dist.scatter(part, [torch.ones(1) * n for n in range(dist.get_world_size())] if rank == 0 else None, src=0)
+    # unisono port: left as it is: unisono has no torch.distributed.tensor.DTensor
+    assert not isinstance(part, DTensor)
+    uneven = [torch.zeros(n + 1) for n in range(dist.get_world_size())]
+    dist.all_gather(uneven, torch.full((rank + 1,), float(rank)))
+    tensors += uneven
     reduce = dist.all_reduce
     reduce(part)
     return bits.tolist() + torch.cat(tensors).tolist() + part.tolist()
