@@ -1,0 +1,92 @@
+"""Where the sequences of two kinds of ranks part."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterator, Sequence
+
+from unisono.port.collective_calls import Collective
+from unisono.port.rank_tests import Split
+from unisono.port.sequences import Choice, Item, Leave, Loop, collectives, key
+
+__all__ = ["Difference", "differences"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """A collective that ranks of one side make, and the others do not, or not then.
+
+    `unconditional` says that nothing but the rank decides whether it is made.
+    """
+
+    collective: Collective
+    unconditional: bool
+
+
+def differences(
+    passed: Sequence[Item], failed: Sequence[Item], found: Split, unconditional: bool = True
+) -> Iterator[Difference]:
+    """Yield the collectives of one side in each place at which two sequences part.
+
+    Choices with the same test, and loops, are compared inside.
+    """
+    keys = [[key(item) for item in side] for side in (passed, failed)]
+    matcher = difflib.SequenceMatcher(None, keys[0], keys[1], autojunk=False)
+    for what, begin, end, other_begin, other_end in matcher.get_opcodes():
+        if what == "equal":
+            continue
+        parts = passed[begin:end], failed[other_begin:other_end]
+        one, other = parts[0][:1], parts[1][:1]
+        if one and other and _alike(one[0], other[0]):
+            yield from _inside(one[0], other[0], found)
+            parts = parts[0][1:], parts[1][1:]
+        for side, items in enumerate(parts):
+            rest = (failed[other_begin:], passed[begin:])[side]
+            made = [_first([item], found, side) for item in items]
+            made += [_first(rest, found, 1 - side)] if _may_leave(items) else []
+            for reported in filter(None, made):
+                certain = unconditional and any(item is reported for item in items)
+                yield Difference(reported, certain)
+            if any(made):
+                break
+
+
+def _alike(one: Item, other: Item) -> bool:
+    if isinstance(one, Choice) and isinstance(other, Choice):
+        return one.test == other.test
+    return isinstance(one, Loop) and isinstance(other, Loop)
+
+
+def _inside(one: Item, other: Item, found: Split) -> Iterator[Difference]:
+    if isinstance(one, Choice) and isinstance(other, Choice):
+        yield from differences(one.first, other.first, found, False)
+        yield from differences(one.second, other.second, found, False)
+    elif isinstance(one, Loop) and isinstance(other, Loop):
+        # A rank that leaves the loop misses what comes in the next round.
+        for body, rest in ((one.body, other.body), (other.body, one.body)):
+            if _may_leave(body[-1:]) and not _may_leave(rest[-1:]):
+                side = 0 if rest is one.body else 1
+                if (missed := _first(rest, found, side)) is not None:
+                    yield Difference(missed, False)
+                    return
+        yield from differences(one.body, other.body, found, False)
+
+
+def _first(items: Sequence[Item], found: Split, side: int) -> Collective | None:
+    """Return the first collective that ranks of the other side must make too."""
+    for each in collectives(items):
+        if each.group is None or found.alone[side] or each.group == found.group:
+            return each
+    return None
+
+
+def _may_leave(items: Sequence[Item]) -> bool:
+    return any(
+        _may_leave((*item.first, *item.second))
+        if isinstance(item, Choice)
+        else _may_leave(item.body)
+        if isinstance(item, Loop)
+        else isinstance(item, Leave) and item.kind != "raise"
+        for item in items
+    )

@@ -1,0 +1,452 @@
+"""The sequence of collectives that the code of a function makes, in the order of its run.
+
+A sequence has collectives, choices between two sequences, loops, and the points at which code
+leaves. Facts about the rank decide tests: what is left of a choice is a test whose answer is not
+known. A call of a function of the program stands for the sequence of that function, as far as all
+ranks make it; a long one is kept as one item.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+from unisono.port.call_graph import Definition, Definitions, FunctionNode, body_of
+from unisono.port.collective_calls import Collective, CollectiveCalls, step
+from unisono.port.program import SourceFile
+from unisono.port.rank_decorators import RankDecorators
+from unisono.port.rank_forms import RankForms
+from unisono.port.rank_tests import Facts, assume_rank, decide, depends_on_rank, one_rank
+
+__all__ = [
+    "Choice",
+    "Item",
+    "Leave",
+    "Loop",
+    "Sequences",
+    "collectives",
+    "is_exit",
+    "key",
+    "rounds",
+]
+
+#: A function with more collectives than this is compared as a whole.
+_LONG = 24
+_EXITS = {"sys.exit", "exit", "quit", "os._exit"}
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Choice:
+    """A test whose answer is not known, and what is made in both cases."""
+
+    test: str
+    varies: bool  # among ranks
+    first: tuple[Item, ...]
+    second: tuple[Item, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Loop:
+    """What is made in each round of a loop."""
+
+    body: tuple[Item, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Leave:
+    """A point at which code leaves its block: return, raise, break, continue."""
+
+    kind: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Whole:
+    """All that a long function makes, or one that calls itself."""
+
+    function: ast.AST
+    first: Collective | None
+
+
+Item = Collective | Choice | Loop | Leave | Whole
+
+
+def key(item: Item) -> object:
+    """Return what two items must have in common so that ranks can meet there."""
+    if isinstance(item, Collective):
+        return item.path, item.group is not None
+    if isinstance(item, Choice):
+        return item.test, tuple(map(key, item.first)), tuple(map(key, item.second))
+    if isinstance(item, Loop):
+        return "loop", tuple(map(key, item.body))
+    return item.kind if isinstance(item, Leave) else item.function
+
+
+def collectives(items: Iterable[Item]) -> list[Collective]:
+    """Return all collectives of a sequence, in order."""
+    found: list[Collective] = []
+    for item in items:
+        if isinstance(item, Collective):
+            found.append(item)
+        elif isinstance(item, Choice):
+            found += collectives((*item.first, *item.second))
+        elif isinstance(item, Loop):
+            found += collectives(item.body)
+        elif isinstance(item, Whole) and item.first is not None:
+            found.append(item.first)
+    return found
+
+
+def _leaves(items: Sequence[Item]) -> bool:
+    """Tell whether a sequence always leaves its block."""
+    last = items[-1] if items else None
+    if isinstance(last, Choice):
+        return _leaves(last.first) and _leaves(last.second)
+    return isinstance(last, Leave)
+
+
+def _as_ifs(match: ast.Match) -> list[ast.stmt]:
+    """Write a match statement as tests, so far as its patterns are values; others are not tests."""
+    chain: list[ast.stmt] = []
+    for case in reversed(match.cases):
+        test = _pattern_test(match.subject, case.pattern)
+        if case.guard is not None:
+            test = case.guard if test is None else ast.BoolOp(ast.And(), [test, case.guard])
+        if test is None:
+            chain = case.body
+            continue
+        made = ast.If(test, case.body, chain)
+        made.lineno, made.end_lineno = match.lineno, match.end_lineno
+        made.col_offset, made.end_col_offset = match.col_offset, match.end_col_offset
+        chain = [made]
+    return chain
+
+
+def _pattern_test(subject: ast.expr, pattern: ast.pattern) -> ast.expr | None:
+    """Return the test of a pattern; None if it takes everything."""
+    if isinstance(pattern, ast.MatchValue):
+        return ast.Compare(subject, [ast.Eq()], [pattern.value])
+    if isinstance(pattern, ast.MatchSingleton):
+        return ast.Compare(subject, [ast.Is()], [ast.Constant(pattern.value)])
+    if isinstance(pattern, ast.MatchOr):
+        tests = [_pattern_test(subject, each) for each in pattern.patterns]
+        known = [test for test in tests if test is not None]
+        return ast.BoolOp(ast.Or(), known) if len(known) == len(tests) else None
+    if isinstance(pattern, ast.MatchAs):
+        return None if pattern.pattern is None else _pattern_test(subject, pattern.pattern)
+    return ast.Name(f"a pattern in line {pattern.lineno}", ast.Load())
+
+
+class Sequences:
+    """The sequences of a program's functions."""
+
+    def __init__(self, calls: CollectiveCalls, forms: RankForms, definitions: Definitions) -> None:
+        self._calls, self._forms, self._definitions = calls, forms, definitions
+        self._decorators = RankDecorators(forms, definitions)
+        self._summaries: dict[ast.AST, tuple[Item, ...] | None] = {}
+        self._match: dict[ast.Match, list[ast.stmt]] = {}
+
+    @property
+    def around(self) -> set[ast.AST]:
+        """Return all code that makes a collective."""
+        return self._calls.around
+
+    def form(self, test: ast.expr, file: SourceFile) -> ast.expr:
+        """Return the form of a test."""
+        return self._forms.form(test, file)
+
+    def without_match(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        """Replace match statements by tests."""
+        if not any(isinstance(each, ast.Match) for each in statements):
+            return statements
+        found: list[ast.stmt] = []
+        for each in statements:
+            if isinstance(each, ast.Match):
+                found += self._match.setdefault(each, _as_ifs(each))
+            else:
+                found.append(each)
+        return found
+
+    # ---- statements ----
+
+    def block(self, statements: list[ast.stmt], facts: Facts, file: SourceFile) -> tuple[Item, ...]:
+        """Return what a block makes; nothing follows a point at which it always leaves."""
+        found: list[Item] = []
+        for statement in self.without_match(statements):
+            found += self._statement(statement, facts, file)
+            if _leaves(found):
+                break
+        return tuple(found)
+
+    def function(self, target: Definition, facts: Facts) -> tuple[Item, ...]:
+        """Return what a function makes; that it returns at its end is no item."""
+        assert isinstance(target.node, FunctionNode)
+        found = self.block(body_of(target.node), facts, target.file)
+        return found[:-1] if found and isinstance(found[-1], Leave) else found
+
+    def _statement(self, node: ast.stmt, facts: Facts, file: SourceFile) -> list[Item]:
+        if isinstance(node, ast.If):
+            return [
+                *self.expression(node.test, facts, file),
+                *self._branches(node.test, node.body, node.orelse, facts, file),
+            ]
+        if isinstance(node, _LOOPS):
+            return self._loop(node, facts, file)
+        if isinstance(node, ast.Try | ast.TryStar):
+            return self._try(node, facts, file)
+        if isinstance(node, ast.With | ast.AsyncWith):
+            found = [
+                item
+                for each in node.items
+                for item in self.expression(each.context_expr, facts, file)
+            ]
+            return [*found, *self.block(node.body, facts, file)]
+        if isinstance(node, ast.ClassDef):
+            return list(self.block(node.body, facts, file)) if node in self._calls.around else []
+        found = self.expression(node, facts, file)
+        if isinstance(node, ast.Assert):
+            fails = decide(self.form(node.test, file), facts) is False
+            return [*found, Leave("raise")] if fails else found
+        if isinstance(node, ast.Return | ast.Raise | ast.Continue | ast.Break):
+            return [*found, Leave(type(node).__name__.lower())]
+        if isinstance(node, ast.Expr) and is_exit(node.value):
+            return [*found, Leave("return")]
+        return found
+
+    def _branches(
+        self,
+        test: ast.expr,
+        first: list[ast.stmt],
+        second: list[ast.stmt],
+        facts: Facts,
+        file: SourceFile,
+    ) -> list[Item]:
+        form = self.form(test, file)
+        answer = decide(form, facts)
+        if answer is not None:
+            return list(self.block(first if answer else second, facts, file))
+        return _choice(
+            form,
+            self.block(first, assume_rank(form, True, facts), file),
+            self.block(second, assume_rank(form, False, facts), file),
+        )
+
+    def _loop(
+        self, node: ast.For | ast.AsyncFor | ast.While, facts: Facts, file: SourceFile
+    ) -> list[Item]:
+        before: list[Item] = []
+        if isinstance(node, ast.While):
+            form = self.form(node.test, file)
+            runs = decide(form, facts) is not False
+            inside = (*self.expression(node.test, facts, file), *self.block(node.body, facts, file))
+        else:
+            before = self.expression(node.iter, facts, file)
+            runs = facts.get(rounds(node)) is not False
+            inside = self.block(node.body, facts, file)
+        if inside and isinstance(last := inside[-1], Leave) and last.kind == "continue":
+            inside = inside[:-1]
+        if not runs or not (collectives(inside) or _may_return(inside)):
+            inside = ()
+        return [*before, *([Loop(inside)] if inside else []), *self.block(node.orelse, facts, file)]
+
+    def _try(self, node: ast.Try | ast.TryStar, facts: Facts, file: SourceFile) -> list[Item]:
+        found = list(self.block(node.body, facts, file))
+        if (
+            node.handlers
+            and found
+            and isinstance(last := found[-1], Leave)
+            and last.kind == "raise"
+        ):
+            found.pop()  # a handler takes it
+        end: list[Item] = []
+        if not _leaves(found):
+            found += self.block(node.orelse, facts, file)
+        if found and isinstance(found[-1], Leave):
+            end = [found.pop()]
+        return [*found, *self.block(node.finalbody, facts, file), *end]
+
+    # ---- expressions ----
+
+    def expression(self, node: ast.AST, facts: Facts, file: SourceFile) -> list[Item]:
+        """Return what an expression, or a statement without blocks, makes."""
+        if node not in self._calls.around or isinstance(node, ast.Lambda):
+            return []
+        if isinstance(node, ast.IfExp):
+            form = self.form(node.test, file)
+            first = self.expression(node.body, facts, file)
+            second = self.expression(node.orelse, facts, file)
+            return [
+                *self.expression(node.test, facts, file),
+                *_decided(form, first, second, facts),
+            ]
+        if isinstance(node, ast.BoolOp):
+            return self._short_circuit(node, node.values, facts, file)
+        if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            return self._comprehension(node, facts, file)
+        children = ast.iter_child_nodes(node)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            children = iter([*node.decorator_list, *node.args.defaults])
+        found = [item for child in children for item in self.expression(child, facts, file)]
+        if isinstance(node, ast.Call):
+            found += self._called(node, file)
+        return found
+
+    def _short_circuit(
+        self, node: ast.BoolOp, values: list[ast.expr], facts: Facts, file: SourceFile
+    ) -> list[Item]:
+        first, *others = values
+        found = self.expression(first, facts, file)
+        if not others:
+            return found
+        rest = self._short_circuit(node, others, facts, file)
+        form = self.form(first, file)
+        sides = (rest, []) if isinstance(node.op, ast.And) else ([], rest)
+        return [*found, *_decided(form, *sides, facts)]
+
+    def _comprehension(
+        self,
+        node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp,
+        facts: Facts,
+        file: SourceFile,
+    ) -> list[Item]:
+        elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+        inside = [item for each in elements for item in self.expression(each, facts, file)]
+        before: list[Item] = []
+        for generator in reversed(node.generators):
+            for test in reversed(generator.ifs):
+                form = self.form(test, file)
+                inside = [
+                    *self.expression(test, facts, file),
+                    *_decided(form, inside, [], facts),
+                ]
+            before = self.expression(generator.iter, facts, file)
+            if facts.get(rounds(generator)) is False:
+                inside = []
+            inside = [*before, *([Loop(tuple(inside))] if collectives(inside) else [])]
+        return inside
+
+    def _called(self, call: ast.Call, file: SourceFile) -> list[Item]:
+        if call in self._calls.direct:
+            return [self._calls.direct[call]]
+        target = self._calls.functions.get(call)
+        if target is None:
+            return []
+        assert isinstance(target.node, FunctionNode)
+        arguments = {
+            name: (value, where)
+            for name, value, where in self._definitions.arguments(call, target, file)
+        }
+
+        def seen_from_here(found: Collective) -> Collective:
+            group = found.group
+            if group is not None and group in arguments:
+                text = ast.unparse(arguments[group][0])
+                group = None if text == "None" else text
+            way = (step(target), *found.way)
+            return dataclasses.replace(found, call=call, group=group, way=way)
+
+        return [_map(item, seen_from_here) for item in self.summary(target)]
+
+    # ---- functions ----
+
+    def summary(self, target: Definition) -> tuple[Item, ...]:
+        """Return what all ranks make that call a function: where they differ, the shorter way."""
+        node = target.node
+        assert isinstance(node, FunctionNode)
+        if node not in self._summaries:
+            self._summaries[node] = None  # for a function that calls itself
+            body = [] if self.only_some(target) else body_of(node)
+            views = [_summed_up(self.block(body, one_rank(rank), target.file)) for rank in (0, 1)]
+            found = min(views, key=lambda items: len(collectives(items)))
+            if len(collectives(found)) > _LONG:
+                found = (Whole(node, collectives(found)[0]),)
+            self._summaries[node] = found
+        known = self._summaries[node]
+        return (Whole(node, self._calls.first(target)),) if known is None else known
+
+    def only_some(self, target: Definition) -> str | None:
+        """Return the decorator by which only some ranks run a function."""
+        return self._decorators.restricting(target)
+
+
+def is_exit(node: ast.expr) -> bool:
+    """Tell whether an expression ends the process."""
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in _EXITS
+
+
+def rounds(node: ast.AST) -> str:
+    """Return the name of the fact whether a loop has rounds."""
+    return f"rounds of {id(node)}"
+
+
+def _may_return(items: Iterable[Item]) -> bool:
+    for item in items:
+        if isinstance(item, Leave) and item.kind == "return":
+            return True
+        if isinstance(item, Choice) and _may_return((*item.first, *item.second)):
+            return True
+        if isinstance(item, Loop) and _may_return(item.body):
+            return True
+    return False
+
+
+def _has_content(items: Iterable[Item]) -> bool:
+    return any(
+        _has_content((*item.first, *item.second)) if isinstance(item, Choice) else True
+        for item in items
+    )
+
+
+def _choice(form: ast.expr, first: Sequence[Item], second: Sequence[Item]) -> list[Item]:
+    """Join two branches; one that raises is not taken by a program that goes on."""
+    for one, other in ((first, second), (second, first)):
+        if len(one) == 1 and isinstance(last := one[0], Leave) and last.kind == "raise":
+            return list(other)
+    if not _has_content(first) and not _has_content(second):
+        return []
+    if list(map(key, first)) == list(map(key, second)):
+        return list(first)
+    return [Choice(ast.unparse(form), depends_on_rank(form), tuple(first), tuple(second))]
+
+
+def _decided(
+    form: ast.expr, first: Sequence[Item], second: Sequence[Item], facts: Facts
+) -> list[Item]:
+    answer = decide(form, facts)
+    if answer is not None:
+        return list(first if answer else second)
+    return _choice(form, first, second)
+
+
+def _summed_up(items: Iterable[Item]) -> tuple[Item, ...]:
+    """Leave out the points at which code leaves, and what only some ranks make."""
+    found: list[Item] = []
+    for item in items:
+        if isinstance(item, Choice):
+            first, second = _summed_up(item.first), _summed_up(item.second)
+            if item.varies:
+                found += min(first, second, key=lambda side: len(collectives(side)))
+            elif first or second:
+                found.append(dataclasses.replace(item, first=first, second=second))
+        elif isinstance(item, Loop):
+            body = _summed_up(item.body)
+            found += [Loop(body)] if body else []
+        elif not isinstance(item, Leave):
+            found.append(item)
+    return tuple(found)
+
+
+def _map(item: Item, change: Callable[[Collective], Collective]) -> Item:
+    """Change the collectives of an item."""
+    if isinstance(item, Collective):
+        return change(item)
+    if isinstance(item, Choice):
+        first = tuple(_map(each, change) for each in item.first)
+        second = tuple(_map(each, change) for each in item.second)
+        return dataclasses.replace(item, first=first, second=second)
+    if isinstance(item, Loop):
+        return Loop(tuple(_map(each, change) for each in item.body))
+    if isinstance(item, Whole) and item.first is not None:
+        return dataclasses.replace(item, first=change(item.first))
+    return item
