@@ -18,7 +18,16 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Facts", "Split", "assume_rank", "decide", "depends_on_rank", "one_rank", "split"]
+__all__ = [
+    "Facts",
+    "Split",
+    "assume_rank",
+    "decide",
+    "depends_on_rank",
+    "has_known_ranks",
+    "one_rank",
+    "split",
+]
 
 _SIZE = 64
 _ALL = frozenset(range(_SIZE))
@@ -102,6 +111,11 @@ def _assume(form: ast.expr, answer: bool, facts: Facts) -> Facts:
 def assume_rank(form: ast.expr, answer: bool, facts: Facts) -> Facts:
     """Return what is known of the rank where a test has an answer; other things may change."""
     return _assume(form, answer, facts) if depends_on_rank(form) else facts
+
+
+def has_known_ranks(form: ast.expr) -> bool:
+    """Tell whether it is known which ranks pass a test."""
+    return _only_symbol(form) is not None
 
 
 def split(form: ast.expr, facts: Facts) -> Split | None:

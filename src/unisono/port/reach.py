@@ -7,7 +7,8 @@ The analysis, in full:
    that do not. What is known of the rank decides all tests of it in the function. Tests that are
    the same on all ranks stay in both sequences as they are.
 2. Both sequences must be the same: the same collectives in the same order, whatever functions of
-   the program make them. Where they part is a warning, at the call in this function: one for each test.
+   the program make them. Where they part is a warning, at the call in this function; there is one
+   for each test.
 3. A collective of a group of its own is compared only if a side of the test has just one rank of
    the world, or if the test asks for the rank in that very group. Otherwise the members of the
    group may be just the ranks that come there.
@@ -93,7 +94,7 @@ class Reach:
         """Return the collectives of a file that some ranks may not reach, by their lines."""
         found: dict[ast.Call, Unreached] = {}
         for node in self._calls.loud.get(file, ()):
-            for each in _Ways(self._sequences, file, node).unreached():
+            for each in self._in_function(node, file):
                 call = each.collective.call
                 if call not in found or (each.certain and not found[call].certain):
                     found[call] = each
@@ -101,6 +102,12 @@ class Reach:
             found.values(),
             key=lambda each: (each.collective.call.lineno, each.collective.call.col_offset),
         )
+
+    def _in_function(self, node: FunctionNode, file: SourceFile) -> list[Unreached]:
+        try:
+            return list(_Ways(self._sequences, file, node).unreached())
+        except RecursionError:  # in code that is nested hundreds of times; nobody wrote that
+            return []
 
 
 class _Ways:

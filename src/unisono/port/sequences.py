@@ -17,7 +17,14 @@ from unisono.port.collective_calls import Collective, CollectiveCalls, step
 from unisono.port.program import SourceFile
 from unisono.port.rank_decorators import RankDecorators
 from unisono.port.rank_forms import RankForms
-from unisono.port.rank_tests import Facts, assume_rank, decide, depends_on_rank, one_rank
+from unisono.port.rank_tests import (
+    Facts,
+    assume_rank,
+    decide,
+    depends_on_rank,
+    has_known_ranks,
+    one_rank,
+)
 
 __all__ = [
     "Choice",
@@ -33,6 +40,8 @@ __all__ = [
 
 #: A function with more collectives than this is compared as a whole.
 _LONG = 24
+#: So many functions that call each other are followed; what is below is compared as a whole.
+_DEPTH = 20
 _EXITS = {"sys.exit", "exit", "quit", "os._exit"}
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
@@ -145,6 +154,7 @@ class Sequences:
         self._calls, self._forms, self._definitions = calls, forms, definitions
         self._decorators = RankDecorators(forms, definitions)
         self._summaries: dict[ast.AST, tuple[Item, ...] | None] = {}
+        self._depth = 0
         self._match: dict[ast.Match, list[ast.stmt]] = {}
 
     @property
@@ -206,7 +216,8 @@ class Sequences:
             return list(self.block(node.body, facts, file)) if node in self._calls.around else []
         found = self.expression(node, facts, file)
         if isinstance(node, ast.Assert):
-            fails = decide(self.form(node.test, file), facts) is False
+            form = self.form(node.test, file)
+            fails = has_known_ranks(form) and decide(form, facts) is False
             return [*found, Leave("raise")] if fails else found
         if isinstance(node, ast.Return | ast.Raise | ast.Continue | ast.Break):
             return [*found, Leave(type(node).__name__.lower())]
@@ -225,7 +236,11 @@ class Sequences:
         form = self.form(test, file)
         answer = decide(form, facts)
         if answer is not None:
-            return list(self.block(first if answer else second, facts, file))
+            taken, other = (first, second) if answer else (second, first)
+            found = list(self.block(taken, facts, file))
+            if _only_raises(found) and not has_known_ranks(form):
+                return list(self.block(other, facts, file))
+            return found
         return _choice(
             form,
             self.block(first, assume_rank(form, True, facts), file),
@@ -270,7 +285,9 @@ class Sequences:
 
     def expression(self, node: ast.AST, facts: Facts, file: SourceFile) -> list[Item]:
         """Return what an expression, or a statement without blocks, makes."""
-        if node not in self._calls.around or isinstance(node, ast.Lambda):
+        if isinstance(node, ast.Lambda):
+            return []
+        if node not in self._calls.around and not isinstance(node, ast.Return):
             return []
         if isinstance(node, ast.IfExp):
             form = self.form(node.test, file)
@@ -343,8 +360,10 @@ class Sequences:
             if group is not None and group in arguments:
                 text = ast.unparse(arguments[group][0])
                 group = None if text == "None" else text
-            way = (step(target), *found.way)
-            return dataclasses.replace(found, call=call, group=group, way=way)
+            here = step(target)
+            # A function that calls itself is named once.
+            way = found.way[found.way.index(here) + 1 :] if here in found.way else found.way
+            return dataclasses.replace(found, call=call, group=group, way=(here, *way))
 
         return [_map(item, seen_from_here) for item in self.summary(target)]
 
@@ -354,7 +373,8 @@ class Sequences:
         """Return what all ranks make that call a function: where they differ, the shorter way."""
         node = target.node
         assert isinstance(node, FunctionNode)
-        if node not in self._summaries:
+        if node not in self._summaries and self._depth < _DEPTH:
+            self._depth += 1
             self._summaries[node] = None  # for a function that calls itself
             body = [] if self.only_some(target) else body_of(node)
             views = [_summed_up(self.block(body, one_rank(rank), target.file)) for rank in (0, 1)]
@@ -362,7 +382,8 @@ class Sequences:
             if len(collectives(found)) > _LONG:
                 found = (Whole(node, collectives(found)[0]),)
             self._summaries[node] = found
-        known = self._summaries[node]
+            self._depth -= 1
+        known = self._summaries.get(node)
         return (Whole(node, self._calls.first(target)),) if known is None else known
 
     def only_some(self, target: Definition) -> str | None:
@@ -398,10 +419,14 @@ def _has_content(items: Iterable[Item]) -> bool:
     )
 
 
+def _only_raises(items: Sequence[Item]) -> bool:
+    return len(items) == 1 and isinstance(items[0], Leave) and items[0].kind == "raise"
+
+
 def _choice(form: ast.expr, first: Sequence[Item], second: Sequence[Item]) -> list[Item]:
     """Join two branches; one that raises is not taken by a program that goes on."""
     for one, other in ((first, second), (second, first)):
-        if len(one) == 1 and isinstance(last := one[0], Leave) and last.kind == "raise":
+        if _only_raises(one):
             return list(other)
     if not _has_content(first) and not _has_content(second):
         return []
