@@ -13,7 +13,7 @@ from unisono import mapping
 from unisono.port.call_graph import Definition, Definitions, FunctionNode
 from unisono.port.program import Reference, SourceFile, SourceTree
 
-__all__ = ["Collective", "CollectiveCalls", "Step", "is_collective", "step"]
+__all__ = ["Collective", "CollectiveCalls", "Step", "is_collective", "makes_group", "step"]
 
 #: Messages join two ranks, and questions none.
 _NOT_COLLECTIVE = {"send_recv", "groups"}
@@ -59,6 +59,11 @@ def is_collective(reference: Reference) -> bool:
         return False
     # With this option only the members of the new group make the call.
     return not any(word.arg == "use_local_synchronization" for word in reference.call.keywords)
+
+
+def makes_group(path: str) -> bool:
+    """Tell whether a collective makes a new group."""
+    return path.rpartition(".")[2].startswith(_MAKE_GROUPS)
 
 
 @functools.cache

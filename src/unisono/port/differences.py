@@ -8,9 +8,12 @@ from collections.abc import Iterator, Sequence
 
 from unisono.port.collective_calls import Collective
 from unisono.port.rank_tests import Split
-from unisono.port.sequences import Choice, Item, Leave, Loop, collectives, key
+from unisono.port.sequence_items import Choice, Item, Leave, Loop, collectives, key
 
 __all__ = ["Difference", "differences"]
+
+
+_Way = tuple[object, ...] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +32,11 @@ def differences(
 ) -> Iterator[Difference]:
     """Yield the collectives of one side in each place at which two sequences part.
 
-    Choices with the same test, and loops, are compared inside.
+    Choices with the same test, and loops, are compared inside. They do not part if each has the
+    same collectives on all its ways.
     """
+    if (way := _only_way(passed)) is not None and way == _only_way(failed):
+        return
     keys = [[key(item) for item in side] for side in (passed, failed)]
     matcher = difflib.SequenceMatcher(None, keys[0], keys[1], autojunk=False)
     for what, begin, end, other_begin, other_end in matcher.get_opcodes():
@@ -50,6 +56,22 @@ def differences(
                 yield Difference(reported, certain)
             if any(made):
                 break
+
+
+def _only_way(items: Sequence[Item], after: _Way = ()) -> _Way:
+    """Return what is made on every way through a sequence; None if that depends on tests."""
+    way = after
+    for item in reversed(items):
+        if isinstance(item, Leave):
+            way = ()
+        elif isinstance(item, Choice):
+            first = _only_way(item.first, way)
+            way = first if first == _only_way(item.second, way) else None
+        elif isinstance(item, Loop) and _may_leave(item.body):
+            way = None
+        elif way is not None:
+            way = (key(item), *way)
+    return way
 
 
 def _alike(one: Item, other: Item) -> bool:

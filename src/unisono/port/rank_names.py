@@ -25,8 +25,9 @@ _OTHERS = {
 }  # fmt: skip
 _MAIN = re.compile(
     r"^_*(?:is_(?:on_)?(?P<where>local_|global_|world_|dist_)?"
-    r"(?:main|master|chief|coordinator|rank_?(?:zero|0)|(?:process_)?zero|first_rank|root_rank)"
-    r"(?:_process|_rank|_node|_worker|_proc)?|(?P<also>local_|global_)?(?:main|master)_process)$",
+    r"(?:main|master|chief|coordinator|rank_?(?:zero|0)|process_zero|first_rank|root_rank)"
+    r"(?:_process|_rank|_node|_worker|_proc)?"
+    r"|is_(?P<zero>local|global|world)_zero|(?P<also>local_|global_)?(?:main|master)_process)$",
     re.IGNORECASE,
 )
 _LAST = re.compile(r"^_*is_last_(?:rank|process)$")
@@ -72,7 +73,7 @@ def name_form(name: str) -> ast.expr | None:
             return symbol("@rank")
         return symbol("@local_rank" if which in _LOCAL else f"@{which}_rank")
     if found := _MAIN.match(name):
-        local = (found["where"] or found["also"] or "").lower() == "local_"
+        local = "local" in f"{found['where']}{found['also']}{found['zero']}".lower()
         return _equals("@local_rank" if local else "@rank", ast.Constant(0))
     if _SIZE.match(name):
         return symbol("#size")

@@ -140,11 +140,7 @@ def split(form: ast.expr, facts: Facts) -> Split | None:
         alone = (name == "@rank" and counts[0] == 1, name == "@rank" and counts[1] == 1)
         group = name[6:-1] if name.startswith("@rank(") else None
         return Split(sides, alone, group, certain=name in ("@rank", "@local_rank"))
-    one = isinstance(form, ast.Compare) and len(form.ops) == 1 and _is_rank(form)
-    assert not one or isinstance(form, ast.Compare)
-    equal = one and isinstance(form.ops[0], ast.Eq)  # type: ignore[attr-defined]
-    unequal = one and isinstance(form.ops[0], ast.NotEq)  # type: ignore[attr-defined]
-    return Split(sides, (equal, unequal), None, certain=False)
+    return Split(sides, (False, False), None, certain=False)
 
 
 def _split_parts(form: ast.BoolOp, facts: Facts) -> Split | None:
@@ -164,13 +160,6 @@ def _split_parts(form: ast.BoolOp, facts: Facts) -> Split | None:
                 sides[here] = _assume(other, every, sides[here])
         return dataclasses.replace(found, sides=(sides[0], sides[1]))
     return None
-
-
-def _is_rank(form: ast.Compare) -> bool:
-    return any(
-        isinstance(side, ast.Name) and side.id == "@rank"
-        for side in (form.left, form.comparators[0])
-    )
 
 
 def _atom(form: ast.expr) -> tuple[str, bool]:

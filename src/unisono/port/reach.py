@@ -13,8 +13,8 @@ The analysis, in full:
    the world, or if the test asks for the rank in that very group. Otherwise the members of the
    group may be just the ranks that come there.
 4. A loop whose rounds are counted by the rank is a test: some ranks have more rounds.
-5. A collective in an except branch is a warning, unless the try block makes the same ones: only one
-   rank may have the error. Errors that all ranks have, such as ImportError, do not count.
+5. A collective in an except branch is a warning, because one rank alone may have the error; not if
+   the try block makes collectives too, and not for errors of all ranks, such as ImportError.
 6. A collective in a function that a decorator keeps for some ranks is a warning.
 7. A branch that raises counts as leaving only if the ranks that take it are known.
 
@@ -35,7 +35,8 @@ from unisono.port.differences import differences
 from unisono.port.program import SourceFile, SourceTree
 from unisono.port.rank_forms import RankForms
 from unisono.port.rank_tests import Facts, Split, assume_rank, decide, depends_on_rank, split
-from unisono.port.sequences import Sequences, collectives, is_exit, key, rounds
+from unisono.port.sequence_items import collectives
+from unisono.port.sequences import Sequences, is_exit, rounds
 
 __all__ = ["Reach", "Unreached"]
 
@@ -122,9 +123,8 @@ class _Ways:
         """Yield all that some ranks may not reach."""
         target = Definition(self._file, self._function)
         if (name := self._sequences.only_some(target)) is not None:
-            made = collectives(self._sequences.block(self._body, {}, self._file))
             reason = f"only some ranks run {target.name}, by its decorator @{name}"
-            yield from (Unreached(each, reason, False) for each in made[:1])
+            yield from (Unreached(each, reason, False) for each in self._made(self._body)[:1])
             return
         compared: list[tuple[Facts, Facts]] = []
         for test in self._tests:
@@ -214,16 +214,15 @@ class _Ways:
         for node in (inner for each in self._body for inner in self._code(each)):
             if not isinstance(node, ast.Try | ast.TryStar):
                 continue
-            tried = self._made([*node.body, *node.orelse])
+            if self._made(node.body):
+                continue
             for handler in node.handlers:
-                made = collectives(self._sequences.block(handler.body, {}, self._file))
-                if made and self._made(handler.body) != tried and not _common(handler.type):
+                if not _common(handler.type) and (made := self._made(handler.body)):
                     reason = f"only ranks with an error (line {handler.lineno}) reach it"
                     yield Unreached(made[0], reason, False)
 
-    def _made(self, statements: list[ast.stmt]) -> list[object]:
-        items = self._sequences.block(statements, {}, self._file)
-        return [key(item) for item in items if collectives([item])]
+    def _made(self, statements: list[ast.stmt]) -> list[Collective]:
+        return collectives(self._sequences.block(statements, {}, self._file))
 
 
 def _reason(call: ast.Call, causes: list[_Test]) -> str | None:

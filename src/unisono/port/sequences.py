@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
 
 from unisono.port.call_graph import Definition, Definitions, FunctionNode, body_of
 from unisono.port.collective_calls import Collective, CollectiveCalls, step
+from unisono.port.match_tests import as_tests
 from unisono.port.program import SourceFile
 from unisono.port.rank_decorators import RankDecorators
 from unisono.port.rank_forms import RankForms
@@ -21,22 +21,25 @@ from unisono.port.rank_tests import (
     Facts,
     assume_rank,
     decide,
-    depends_on_rank,
     has_known_ranks,
     one_rank,
 )
+from unisono.port.sequence_items import (
+    Item,
+    Leave,
+    Loop,
+    Whole,
+    choice,
+    collectives,
+    decided,
+    leaves,
+    mapped,
+    may_return,
+    only_raises,
+    summed_up,
+)
 
-__all__ = [
-    "Choice",
-    "Item",
-    "Leave",
-    "Loop",
-    "Sequences",
-    "collectives",
-    "is_exit",
-    "key",
-    "rounds",
-]
+__all__ = ["Sequences", "is_exit", "rounds"]
 
 #: A function with more collectives than this is compared as a whole.
 _LONG = 24
@@ -44,107 +47,6 @@ _LONG = 24
 _DEPTH = 20
 _EXITS = {"sys.exit", "exit", "quit", "os._exit"}
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Choice:
-    """A test whose answer is not known, and what is made in both cases."""
-
-    test: str
-    varies: bool  # among ranks
-    first: tuple[Item, ...]
-    second: tuple[Item, ...]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Loop:
-    """What is made in each round of a loop."""
-
-    body: tuple[Item, ...]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Leave:
-    """A point at which code leaves its block: return, raise, break, continue."""
-
-    kind: str
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Whole:
-    """All that a long function makes, or one that calls itself."""
-
-    function: ast.AST
-    first: Collective | None
-
-
-Item = Collective | Choice | Loop | Leave | Whole
-
-
-def key(item: Item) -> object:
-    """Return what two items must have in common so that ranks can meet there."""
-    if isinstance(item, Collective):
-        return item.path, item.group is not None
-    if isinstance(item, Choice):
-        return item.test, tuple(map(key, item.first)), tuple(map(key, item.second))
-    if isinstance(item, Loop):
-        return "loop", tuple(map(key, item.body))
-    return item.kind if isinstance(item, Leave) else item.function
-
-
-def collectives(items: Iterable[Item]) -> list[Collective]:
-    """Return all collectives of a sequence, in order."""
-    found: list[Collective] = []
-    for item in items:
-        if isinstance(item, Collective):
-            found.append(item)
-        elif isinstance(item, Choice):
-            found += collectives((*item.first, *item.second))
-        elif isinstance(item, Loop):
-            found += collectives(item.body)
-        elif isinstance(item, Whole) and item.first is not None:
-            found.append(item.first)
-    return found
-
-
-def _leaves(items: Sequence[Item]) -> bool:
-    """Tell whether a sequence always leaves its block."""
-    last = items[-1] if items else None
-    if isinstance(last, Choice):
-        return _leaves(last.first) and _leaves(last.second)
-    return isinstance(last, Leave)
-
-
-def _as_ifs(match: ast.Match) -> list[ast.stmt]:
-    """Write a match statement as tests, so far as its patterns are values; others are not tests."""
-    chain: list[ast.stmt] = []
-    for case in reversed(match.cases):
-        test = _pattern_test(match.subject, case.pattern)
-        if case.guard is not None:
-            test = case.guard if test is None else ast.BoolOp(ast.And(), [test, case.guard])
-        if test is None:
-            chain = case.body
-            continue
-        made = ast.If(test, case.body, chain)
-        made.lineno, made.end_lineno = match.lineno, match.end_lineno
-        made.col_offset, made.end_col_offset = match.col_offset, match.end_col_offset
-        chain = [made]
-    return chain
-
-
-def _pattern_test(subject: ast.expr, pattern: ast.pattern) -> ast.expr | None:
-    """Return the test of a pattern; None if it takes everything."""
-    if isinstance(pattern, ast.MatchValue):
-        return ast.Compare(subject, [ast.Eq()], [pattern.value])
-    if isinstance(pattern, ast.MatchSingleton):
-        return ast.Compare(subject, [ast.Is()], [ast.Constant(pattern.value)])
-    if isinstance(pattern, ast.MatchOr):
-        tests = [_pattern_test(subject, each) for each in pattern.patterns]
-        known = [test for test in tests if test is not None]
-        return ast.BoolOp(ast.Or(), known) if len(known) == len(tests) else None
-    if isinstance(pattern, ast.MatchAs):
-        return None if pattern.pattern is None else _pattern_test(subject, pattern.pattern)
-    return ast.Name(f"a pattern in line {pattern.lineno}", ast.Load())
 
 
 class Sequences:
@@ -173,7 +75,7 @@ class Sequences:
         found: list[ast.stmt] = []
         for each in statements:
             if isinstance(each, ast.Match):
-                found += self._match.setdefault(each, _as_ifs(each))
+                found += self._match.setdefault(each, as_tests(each))
             else:
                 found.append(each)
         return found
@@ -185,7 +87,7 @@ class Sequences:
         found: list[Item] = []
         for statement in self.without_match(statements):
             found += self._statement(statement, facts, file)
-            if _leaves(found):
+            if leaves(found):
                 break
         return tuple(found)
 
@@ -238,10 +140,10 @@ class Sequences:
         if answer is not None:
             taken, other = (first, second) if answer else (second, first)
             found = list(self.block(taken, facts, file))
-            if _only_raises(found) and not has_known_ranks(form):
+            if only_raises(found) and not has_known_ranks(form):
                 return list(self.block(other, facts, file))
             return found
-        return _choice(
+        return choice(
             form,
             self.block(first, assume_rank(form, True, facts), file),
             self.block(second, assume_rank(form, False, facts), file),
@@ -261,7 +163,7 @@ class Sequences:
             inside = self.block(node.body, facts, file)
         if inside and isinstance(last := inside[-1], Leave) and last.kind == "continue":
             inside = inside[:-1]
-        if not runs or not (collectives(inside) or _may_return(inside)):
+        if not runs or not (collectives(inside) or may_return(inside)):
             inside = ()
         return [*before, *([Loop(inside)] if inside else []), *self.block(node.orelse, facts, file)]
 
@@ -275,7 +177,7 @@ class Sequences:
         ):
             found.pop()  # a handler takes it
         end: list[Item] = []
-        if not _leaves(found):
+        if not leaves(found):
             found += self.block(node.orelse, facts, file)
         if found and isinstance(found[-1], Leave):
             end = [found.pop()]
@@ -295,7 +197,7 @@ class Sequences:
             second = self.expression(node.orelse, facts, file)
             return [
                 *self.expression(node.test, facts, file),
-                *_decided(form, first, second, facts),
+                *decided(form, first, second, facts),
             ]
         if isinstance(node, ast.BoolOp):
             return self._short_circuit(node, node.values, facts, file)
@@ -306,7 +208,7 @@ class Sequences:
             children = iter([*node.decorator_list, *node.args.defaults])
         found = [item for child in children for item in self.expression(child, facts, file)]
         if isinstance(node, ast.Call):
-            found += self._called(node, file)
+            found += self._called(node, facts, file)
         return found
 
     def _short_circuit(
@@ -319,7 +221,7 @@ class Sequences:
         rest = self._short_circuit(node, others, facts, file)
         form = self.form(first, file)
         sides = (rest, []) if isinstance(node.op, ast.And) else ([], rest)
-        return [*found, *_decided(form, *sides, facts)]
+        return [*found, *decided(form, *sides, facts)]
 
     def _comprehension(
         self,
@@ -335,7 +237,7 @@ class Sequences:
                 form = self.form(test, file)
                 inside = [
                     *self.expression(test, facts, file),
-                    *_decided(form, inside, [], facts),
+                    *decided(form, inside, [], facts),
                 ]
             before = self.expression(generator.iter, facts, file)
             if facts.get(rounds(generator)) is False:
@@ -343,7 +245,7 @@ class Sequences:
             inside = [*before, *([Loop(tuple(inside))] if collectives(inside) else [])]
         return inside
 
-    def _called(self, call: ast.Call, file: SourceFile) -> list[Item]:
+    def _called(self, call: ast.Call, facts: Facts, file: SourceFile) -> list[Item]:
         if call in self._calls.direct:
             return [self._calls.direct[call]]
         target = self._calls.functions.get(call)
@@ -351,21 +253,21 @@ class Sequences:
             return []
         assert isinstance(target.node, FunctionNode)
         arguments = {
-            name: (value, where)
+            name: self.form(value, where)
             for name, value, where in self._definitions.arguments(call, target, file)
         }
 
         def seen_from_here(found: Collective) -> Collective:
             group = found.group
             if group is not None and group in arguments:
-                text = ast.unparse(arguments[group][0])
+                text = ast.unparse(arguments[group])
                 group = None if text == "None" else text
             here = step(target)
             # A function that calls itself is named once.
             way = found.way[found.way.index(here) + 1 :] if here in found.way else found.way
             return dataclasses.replace(found, call=call, group=group, way=(here, *way))
 
-        return [_map(item, seen_from_here) for item in self.summary(target)]
+        return mapped(self.summary(target), seen_from_here, arguments, facts)
 
     # ---- functions ----
 
@@ -377,7 +279,7 @@ class Sequences:
             self._depth += 1
             self._summaries[node] = None  # for a function that calls itself
             body = [] if self.only_some(target) else body_of(node)
-            views = [_summed_up(self.block(body, one_rank(rank), target.file)) for rank in (0, 1)]
+            views = [summed_up(self.block(body, one_rank(rank), target.file)) for rank in (0, 1)]
             found = min(views, key=lambda items: len(collectives(items)))
             if len(collectives(found)) > _LONG:
                 found = (Whole(node, collectives(found)[0]),)
@@ -399,79 +301,3 @@ def is_exit(node: ast.expr) -> bool:
 def rounds(node: ast.AST) -> str:
     """Return the name of the fact whether a loop has rounds."""
     return f"rounds of {id(node)}"
-
-
-def _may_return(items: Iterable[Item]) -> bool:
-    for item in items:
-        if isinstance(item, Leave) and item.kind == "return":
-            return True
-        if isinstance(item, Choice) and _may_return((*item.first, *item.second)):
-            return True
-        if isinstance(item, Loop) and _may_return(item.body):
-            return True
-    return False
-
-
-def _has_content(items: Iterable[Item]) -> bool:
-    return any(
-        _has_content((*item.first, *item.second)) if isinstance(item, Choice) else True
-        for item in items
-    )
-
-
-def _only_raises(items: Sequence[Item]) -> bool:
-    return len(items) == 1 and isinstance(items[0], Leave) and items[0].kind == "raise"
-
-
-def _choice(form: ast.expr, first: Sequence[Item], second: Sequence[Item]) -> list[Item]:
-    """Join two branches; one that raises is not taken by a program that goes on."""
-    for one, other in ((first, second), (second, first)):
-        if _only_raises(one):
-            return list(other)
-    if not _has_content(first) and not _has_content(second):
-        return []
-    if list(map(key, first)) == list(map(key, second)):
-        return list(first)
-    return [Choice(ast.unparse(form), depends_on_rank(form), tuple(first), tuple(second))]
-
-
-def _decided(
-    form: ast.expr, first: Sequence[Item], second: Sequence[Item], facts: Facts
-) -> list[Item]:
-    answer = decide(form, facts)
-    if answer is not None:
-        return list(first if answer else second)
-    return _choice(form, first, second)
-
-
-def _summed_up(items: Iterable[Item]) -> tuple[Item, ...]:
-    """Leave out the points at which code leaves, and what only some ranks make."""
-    found: list[Item] = []
-    for item in items:
-        if isinstance(item, Choice):
-            first, second = _summed_up(item.first), _summed_up(item.second)
-            if item.varies:
-                found += min(first, second, key=lambda side: len(collectives(side)))
-            elif first or second:
-                found.append(dataclasses.replace(item, first=first, second=second))
-        elif isinstance(item, Loop):
-            body = _summed_up(item.body)
-            found += [Loop(body)] if body else []
-        elif not isinstance(item, Leave):
-            found.append(item)
-    return tuple(found)
-
-
-def _map(item: Item, change: Callable[[Collective], Collective]) -> Item:
-    """Change the collectives of an item."""
-    if isinstance(item, Collective):
-        return change(item)
-    if isinstance(item, Choice):
-        first = tuple(_map(each, change) for each in item.first)
-        second = tuple(_map(each, change) for each in item.second)
-        return dataclasses.replace(item, first=first, second=second)
-    if isinstance(item, Loop):
-        return Loop(tuple(_map(each, change) for each in item.body))
-    if isinstance(item, Whole) and item.first is not None:
-        return dataclasses.replace(item, first=change(item.first))
-    return item
