@@ -18,7 +18,7 @@ __all__ = ["Collective", "CollectiveCalls", "Step", "is_collective", "makes_grou
 #: Messages join two ranks, and questions none.
 _NOT_COLLECTIVE = {"send_recv", "groups"}
 #: Of the calls about groups, these are made by all ranks, members or not.
-_MAKE_GROUPS = ("new_group", "new_subgroups")
+_MAKE_GROUPS = ("torch.distributed.new_group", "torch.distributed.new_subgroups")
 _WORLD_ENDS = ("WORLD", "WORLD_COMM_GROUP", "_world_group")
 
 
@@ -63,7 +63,7 @@ def is_collective(reference: Reference) -> bool:
 
 def makes_group(path: str) -> bool:
     """Tell whether a collective makes a new group."""
-    return path.rpartition(".")[2].startswith(_MAKE_GROUPS)
+    return path.startswith(_MAKE_GROUPS)
 
 
 @functools.cache
@@ -75,7 +75,7 @@ def _paths(built: bool) -> frozenset[str]:
         for call in entry.calls
         if (call.style == "built") == built
         and not call.name.startswith(("send_", "recv_"))
-        and (entry.name not in _NOT_COLLECTIVE or call.name.startswith(_MAKE_GROUPS))
+        and (entry.name not in _NOT_COLLECTIVE or makes_group(call.path))
     )
 
 

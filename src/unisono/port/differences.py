@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from unisono.port.collective_calls import Collective
 from unisono.port.rank_tests import Split
-from unisono.port.sequence_items import Choice, Item, Leave, Loop, collectives, key
+from unisono.port.sequence_items import Choice, Item, Leave, Loop, choice, collectives, key
 
 __all__ = ["Difference", "differences"]
 
@@ -35,7 +35,12 @@ def differences(
     Choices with the same test, and loops, are compared inside. They do not part if each has the
     same collectives on all its ways.
     """
-    if (way := _only_way(passed)) is not None and way == _only_way(failed):
+    while passed and failed and key(passed[0]) == key(failed[0]):
+        passed, failed = passed[1:], failed[1:]
+    ways = [
+        _only_way(_concerned(items, found, side)) for side, items in enumerate((passed, failed))
+    ]
+    if ways[0] is not None and ways[0] == ways[1]:
         return
     keys = [[key(item) for item in side] for side in (passed, failed)]
     matcher = difflib.SequenceMatcher(None, keys[0], keys[1], autojunk=False)
@@ -95,12 +100,30 @@ def _inside(one: Item, other: Item, found: Split) -> Iterator[Difference]:
         yield from differences(one.body, other.body, found, False)
 
 
+def _is_concerned(made: Collective, found: Split, side: int) -> bool:
+    """Tell whether ranks of the other side must make a collective too."""
+    return made.group is None or found.alone[side] or made.group == found.group
+
+
 def _first(items: Sequence[Item], found: Split, side: int) -> Collective | None:
     """Return the first collective that ranks of the other side must make too."""
-    for each in collectives(items):
-        if each.group is None or found.alone[side] or each.group == found.group:
-            return each
-    return None
+    made = (each for each in collectives(items) if _is_concerned(each, found, side))
+    return next(made, None)
+
+
+def _concerned(items: Sequence[Item], found: Split, side: int) -> list[Item]:
+    """Leave out the collectives that ranks of the other side need not make."""
+    kept: list[Item] = []
+    for item in items:
+        if isinstance(item, Choice):
+            first = _concerned(item.first, found, side)
+            kept += choice(item.form, first, _concerned(item.second, found, side))
+        elif isinstance(item, Loop):
+            body = _concerned(item.body, found, side)
+            kept += [Loop(tuple(body))] if body else []
+        elif not isinstance(item, Collective) or _is_concerned(item, found, side):
+            kept.append(item)
+    return kept
 
 
 def _may_leave(items: Sequence[Item]) -> bool:

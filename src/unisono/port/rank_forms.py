@@ -19,6 +19,8 @@ _LOCAL = {"get_local_rank", "get_node_local_rank"}
 _PARTS = (
     ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Tuple, ast.List, ast.Set,
 )  # fmt: skip
+#: A name that has such a value is no rank, whatever it is called, unless the value asks for one.
+_NO_RANKS = (ast.Constant, ast.Compare, ast.BoolOp)
 _NUMBERS = {"abs", "min", "max"}
 #: What a `rank` that is counted in dimensions comes from.
 _DIMENSIONS = {"dim", "len", "ndim", "ndimension"}
@@ -138,7 +140,7 @@ class RankForms:
         if complete and len(forms) == 1:
             if depends_on_rank(forms[0]) or (isinstance(forms[0], ast.Name) and by_name is None):
                 return forms[0]
-            if isinstance(values[0], ast.Constant) or _counts_dimensions(values[0]):
+            if isinstance(values[0], _NO_RANKS) or _counts_dimensions(values[0]):
                 return node
         if by_name is not None:
             return by_name

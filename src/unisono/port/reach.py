@@ -14,7 +14,8 @@ The analysis, in full:
    group may be just the ranks that come there.
 4. A loop whose rounds are counted by the rank is a test: some ranks have more rounds.
 5. A collective in an except branch is a warning, because one rank alone may have the error; not if
-   the try block makes collectives too, and not for errors of all ranks, such as ImportError.
+   the try block makes collectives too, or if the same one comes next for ranks without an error;
+   and not for errors of all ranks, such as ImportError.
 6. A collective in a function that a decorator keeps for some ranks is a warning.
 7. A branch that raises counts as leaving only if the ranks that take it are known.
 
@@ -35,7 +36,7 @@ from unisono.port.differences import differences
 from unisono.port.program import SourceFile, SourceTree
 from unisono.port.rank_forms import RankForms
 from unisono.port.rank_tests import Facts, Split, assume_rank, decide, depends_on_rank, split
-from unisono.port.sequence_items import collectives
+from unisono.port.sequence_items import collectives, key
 from unisono.port.sequences import Sequences, is_exit, rounds
 
 __all__ = ["Reach", "Unreached"]
@@ -216,8 +217,10 @@ class _Ways:
                 continue
             if self._made(node.body):
                 continue
+            later = [each for each in self._made(self._body) if not _precedes(each.call, node)]
             for handler in node.handlers:
-                if not _common(handler.type) and (made := self._made(handler.body)):
+                made = [] if _common(handler.type) else self._made(handler.body)
+                if made and key(made[0]) not in map(key, later[:1]):
                     reason = f"only ranks with an error (line {handler.lineno}) reach it"
                     yield Unreached(made[0], reason, False)
 
@@ -243,6 +246,11 @@ def _reason(call: ast.Call, causes: list[_Test]) -> str | None:
     for test, who in leaving:
         return f"ranks {who} `{test.text}` leave in line {test.line}, before its next round"
     return None
+
+
+def _precedes(call: ast.Call, node: ast.stmt) -> bool:
+    end = node.end_lineno or 0, node.end_col_offset or 0
+    return (call.lineno, call.col_offset) < end
 
 
 def _contains(node: ast.AST, call: ast.Call) -> bool:
