@@ -9,12 +9,14 @@ from unisono.port.call_graph import Definition, Definitions, same_code
 from unisono.port.program import SourceFile
 from unisono.port.rank_names import environment_form, name_form, symbol
 from unisono.port.rank_tests import depends_on_rank
+from unisono.port.scopes import Binding
 
 __all__ = ["RankForms"]
 
 #: Names that are replaced by their values one after the other.
 _DEPTH = 8
 _SIZES = {"get_world_size", "get_group_size"}
+_STARTED = {"is_available", "is_initialized"}
 _LOCAL = {"get_local_rank", "get_node_local_rank"}
 _PARTS = (
     ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Tuple, ast.List, ast.Set,
@@ -112,9 +114,9 @@ class RankForms:
             return given[node.id]
         if "import" in kinds:
             return self._defined(self._definitions.find(node, file), by_name or node)
-        values = [binding.value for binding in bindings if binding.kind == "assignment"]
+        values = [value for each in bindings if (value := _value_of(each)) is not None]
         return self._assigned(
-            [value for value in values if value is not None],
+            values,
             len(values) == len(bindings),
             by_name,
             node,
@@ -138,7 +140,7 @@ class RankForms:
         """Return the form of a name by its values, or by what the name says."""
         forms = [self.form(value, file) for value, file in zip(values, files, strict=False)]
         if complete and len(forms) == 1:
-            if depends_on_rank(forms[0]) or (isinstance(forms[0], ast.Name) and by_name is None):
+            if depends_on_rank(forms[0]) or _is_size(forms[0]):
                 return forms[0]
             if isinstance(values[0], _NO_RANKS) or _counts_dimensions(values[0]):
                 return node
@@ -196,6 +198,8 @@ class RankForms:
             return self._rank_in(node, file, given)
         if name in _LOCAL:
             return symbol("@local_rank")
+        if name in _STARTED:
+            return ast.Constant(True)
         if name in _SIZES and not node.args and not node.keywords:
             return symbol("#size")
         return node
@@ -253,6 +257,22 @@ class RankForms:
             if depends_on_rank(form) and isinstance(answer, ast.Constant):
                 return form if answer.value else ast.UnaryOp(ast.Not(), form)
         return None
+
+
+def _value_of(binding: Binding) -> ast.expr | None:
+    """Return what an assignment gives to a name, also as one of several."""
+    node = binding.node
+    if binding.kind == "other" and isinstance(node, ast.Assign) and len(node.targets) == 1:
+        target, value = node.targets[0], node.value
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            for one, given in zip(target.elts, value.elts, strict=False):
+                if isinstance(one, ast.Name) and one.id == binding.name:
+                    return given
+    return binding.value if binding.kind == "assignment" else None
+
+
+def _is_size(form: ast.expr) -> bool:
+    return isinstance(form, ast.Name) and form.id == "#size"
 
 
 def _last_word(node: ast.expr) -> str:

@@ -6,7 +6,8 @@ functions by what these return. A form that has only one symbol, the size of the
 is evaluated for the ranks of a job of 64, so `rank % 2 == 0` and `rank % 2` are known to exclude
 each other, and `local_rank == -1` and `rank < 0` to hold nowhere. Every other form that has a
 symbol is a question with two answers that are not known: `rank == source`, `rank in members`.
-Forms without a symbol have the same answer on all ranks.
+Forms without a symbol have the same answer on all ranks. Of these, `world_size > 1` and
+`is_initialized()` are true: ranks can only wait for each other if there are some.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ def decide(form: ast.expr, facts: Facts) -> bool | None:
     if (name := _only_symbol(form)) is not None:
         answers = {bool(_value(form, name, rank)) for rank in _ranks(facts, name)}
         return answers.pop() if len(answers) == 1 else None
+    if (of_any_size := _answer_of_any_size(form)) is not None:
+        return of_any_size
     if isinstance(form, ast.BoolOp):
         ends = isinstance(form.op, ast.Or)
         parts = [decide(part, facts) for part in form.values]
@@ -196,11 +199,23 @@ def _only_symbol(form: ast.expr) -> str | None:
     return name
 
 
-def _value(form: ast.expr, name: str, rank: int) -> Any:
+def _answer_of_any_size(form: ast.expr) -> bool | None:
+    """Return the answer of a test that every job with two ranks or more gives, as `size > 1`."""
+    names = {node.id for node in ast.walk(form) if isinstance(node, ast.Name)} - {"range"}
+    if not names <= {"#size"}:
+        return None
+    try:
+        answers = {bool(_value(form, "", 0, size)) for size in range(2, _SIZE)}
+    except (ArithmeticError, TypeError, ValueError):
+        return None
+    return answers.pop() if len(answers) == 1 else None
+
+
+def _value(form: ast.expr, name: str, rank: int, size: int = _SIZE) -> Any:
     """Evaluate a form for one rank; ValueError if it has anything but numbers and tests."""
-    inner = functools.partial(_value, name=name, rank=rank)
+    inner = functools.partial(_value, name=name, rank=rank, size=size)
     if isinstance(form, ast.Name):
-        return _SIZE if form.id == "#size" else rank
+        return size if form.id == "#size" else rank
     if isinstance(form, ast.Constant) and not isinstance(form.value, bytes):
         if isinstance(form.value, int) and abs(form.value) > _LARGEST:
             raise ValueError

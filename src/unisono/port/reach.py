@@ -31,7 +31,7 @@ import itertools
 from collections.abc import Callable, Iterator
 
 from unisono.port.call_graph import Definition, Definitions, FunctionNode, body_of, same_code
-from unisono.port.collective_calls import Collective, CollectiveCalls
+from unisono.port.collective_calls import Collective, CollectiveCalls, makes_group
 from unisono.port.differences import differences
 from unisono.port.program import SourceFile, SourceTree
 from unisono.port.rank_forms import RankForms
@@ -208,8 +208,9 @@ class _Ways:
                 reason = f"ranks with and without `{test.text}` (line {test.line}) part before it"
             if reason not in reasons:
                 reasons.add(reason)
-                certain = found.certain and part.unconditional and part.collective.group is None
-                yield Unreached(part.collective, reason, certain)
+                made = part.collective
+                certain = found.certain and part.unconditional and made.group is None
+                yield Unreached(made, reason, certain and not makes_group(made.path))
 
     def _in_handlers(self) -> Iterator[Unreached]:
         for node in (inner for each in self._body for inner in self._code(each)):
