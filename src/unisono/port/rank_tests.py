@@ -33,6 +33,8 @@ __all__ = [
 _SIZE = 64
 _ALL = frozenset(range(_SIZE))
 _LARGEST = 10**6
+#: Forms whose answers are kept: each is asked many times.
+_KEPT = 4096
 #: Stands for every symbol that nothing else is known about.
 _ANY = "@"
 #: What is known on a path: the ranks that a symbol can be, and the answers of other questions.
@@ -63,6 +65,7 @@ class Split:
     certain: bool
 
 
+@functools.lru_cache(_KEPT)
 def depends_on_rank(form: ast.expr) -> bool:
     """Tell whether a form has a symbol of the rank."""
     return any(isinstance(node, ast.Name) and node.id.startswith("@") for node in ast.walk(form))
@@ -82,9 +85,10 @@ def decide(form: ast.expr, facts: Facts) -> bool | None:
     if isinstance(form, ast.UnaryOp) and isinstance(form.op, ast.Not):
         answer = decide(form.operand, facts)
         return None if answer is None else not answer
-    if (name := _only_symbol(form)) is not None:
-        answers = {bool(_value(form, name, rank)) for rank in _ranks(facts, name)}
-        return answers.pop() if len(answers) == 1 else None
+    if (found := _passing(form)) is not None:
+        ranks = _ranks(facts, found.symbol)
+        passing = len(ranks & found.ranks)
+        return None if 0 < passing < len(ranks) else passing > 0
     if (of_any_size := _answer_of_any_size(form)) is not None:
         return of_any_size
     if isinstance(form, ast.BoolOp):
@@ -100,9 +104,10 @@ def _assume(form: ast.expr, answer: bool, facts: Facts) -> Facts:
     """Return what is known where a test has an answer."""
     if isinstance(form, ast.UnaryOp) and isinstance(form.op, ast.Not):
         return _assume(form.operand, not answer, facts)
-    if (name := _only_symbol(form)) is not None:
-        left = {rank for rank in _ranks(facts, name) if bool(_value(form, name, rank)) == answer}
-        return {**facts, name: frozenset(left)}
+    if (found := _passing(form)) is not None:
+        ranks = _ranks(facts, found.symbol)
+        left = ranks & found.ranks if answer else ranks - found.ranks
+        return {**facts, found.symbol: left}
     if isinstance(form, ast.BoolOp) and isinstance(form.op, ast.And) == answer:
         for part in form.values:
             facts = _assume(part, answer, facts)
@@ -118,7 +123,7 @@ def assume_rank(form: ast.expr, answer: bool, facts: Facts) -> Facts:
 
 def has_known_ranks(form: ast.expr) -> bool:
     """Tell whether it is known which ranks pass a test."""
-    return _only_symbol(form) is not None
+    return _passing(form) is not None
 
 
 def split(form: ast.expr, facts: Facts) -> Split | None:
@@ -134,11 +139,12 @@ def split(form: ast.expr, facts: Facts) -> Split | None:
         if inner is None:
             return None
         return dataclasses.replace(inner, sides=inner.sides[::-1], alone=inner.alone[::-1])
-    if isinstance(form, ast.BoolOp) and _only_symbol(form) is None:
+    known = _passing(form)
+    if isinstance(form, ast.BoolOp) and known is None:
         return _split_parts(form, facts)
     sides = _assume(form, True, facts), _assume(form, False, facts)
-    name = _only_symbol(form)
-    if name is not None:
+    if known is not None:
+        name = known.symbol
         counts = [len(_ranks(side, name)) for side in sides]
         alone = (name == "@rank" and counts[0] == 1, name == "@rank" and counts[1] == 1)
         group = name[6:-1] if name.startswith("@rank(") else None
@@ -149,9 +155,10 @@ def split(form: ast.expr, facts: Facts) -> Split | None:
 def _split_parts(form: ast.BoolOp, facts: Facts) -> Split | None:
     every = isinstance(form.op, ast.And)
     varying = [part for part in form.values if depends_on_rank(part)]
-    for part in form.values:
-        if part not in varying:
-            facts = _assume(part, every, facts)
+    others = [part for part in form.values if part not in varying]
+    only_rank = all(decide(part, facts) is every for part in others)
+    for part in others:
+        facts = _assume(part, every, facts)
     for part in varying:
         found = split(part, facts)
         if found is None:
@@ -161,10 +168,12 @@ def _split_parts(form: ast.BoolOp, facts: Facts) -> Split | None:
         for other in varying:
             if other is not part:
                 sides[here] = _assume(other, every, sides[here])
-        return dataclasses.replace(found, sides=(sides[0], sides[1]))
+        certain = found.certain and only_rank
+        return dataclasses.replace(found, sides=(sides[0], sides[1]), certain=certain)
     return None
 
 
+@functools.lru_cache(_KEPT)
 def _atom(form: ast.expr) -> tuple[str, bool]:
     """Return the text of a question, and whether the form asks it or its opposite."""
     if isinstance(form, ast.UnaryOp) and isinstance(form.op, ast.Not):
@@ -186,34 +195,43 @@ def _ranks(facts: Facts, name: str) -> frozenset[int]:
     return known
 
 
-def _only_symbol(form: ast.expr) -> str | None:
-    """Return the symbol of a form that can be evaluated for each rank."""
+@dataclasses.dataclass(frozen=True)
+class _Passing:
+    """The ranks that pass a test, and the symbol that stands for them."""
+
+    symbol: str
+    ranks: frozenset[int]
+
+
+@functools.lru_cache(_KEPT)
+def _passing(form: ast.expr) -> _Passing | None:
+    """Return which ranks pass a test; None if that cannot be evaluated."""
     names = {node.id for node in ast.walk(form) if isinstance(node, ast.Name)} - {"#size", "range"}
     if len(names) != 1 or not (name := names.pop()).startswith("@") or name.startswith("@?"):
         return None
     try:
-        for rank in (0, 1):
-            _value(form, name, rank)
+        ranks = frozenset(rank for rank in _ALL if _value(form, rank))
     except (ArithmeticError, TypeError, ValueError):
         return None
-    return name
+    return _Passing(name, ranks)
 
 
+@functools.lru_cache(_KEPT)
 def _answer_of_any_size(form: ast.expr) -> bool | None:
     """Return the answer of a test that every job with two ranks or more gives, as `size > 1`."""
     names = {node.id for node in ast.walk(form) if isinstance(node, ast.Name)} - {"range"}
     if not names <= {"#size"}:
         return None
     try:
-        answers = {bool(_value(form, "", 0, size)) for size in range(2, _SIZE)}
+        answers = {bool(_value(form, 0, size)) for size in range(2, _SIZE)}
     except (ArithmeticError, TypeError, ValueError):
         return None
     return answers.pop() if len(answers) == 1 else None
 
 
-def _value(form: ast.expr, name: str, rank: int, size: int = _SIZE) -> Any:
+def _value(form: ast.expr, rank: int, size: int = _SIZE) -> Any:
     """Evaluate a form for one rank; ValueError if it has anything but numbers and tests."""
-    inner = functools.partial(_value, name=name, rank=rank, size=size)
+    inner = functools.partial(_value, rank=rank, size=size)
     if isinstance(form, ast.Name):
         return size if form.id == "#size" else rank
     if isinstance(form, ast.Constant) and not isinstance(form.value, bytes):
