@@ -11,7 +11,7 @@ from pathlib import Path
 from unisono.port.decision import decide
 from unisono.port.plan import Action, Decision
 from unisono.port.program import SourceFile, SourceTree, Unreadable
-from unisono.port.reach import Reach, Unreached
+from unisono.port.reach.reach import Reach, Unreached
 from unisono.port.rules import Target
 
 __all__ = ["Checked", "Finding", "HangWarning", "find", "short"]

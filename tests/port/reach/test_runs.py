@@ -13,7 +13,7 @@ import pytest
 import unisono
 from unisono.errors import CommTimeout, MismatchError, PeerLost
 from unisono.port.program import SourceTree
-from unisono.port.reach import Reach, Unreached
+from unisono.port.reach.reach import Reach, Unreached
 
 DEADLINE = 0.5  # seconds that a rank waits for the others
 HEAD = """

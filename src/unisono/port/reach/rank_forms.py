@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import copy
 
-from unisono.port.call_graph import Definition, Definitions, same_code
 from unisono.port.program import SourceFile
-from unisono.port.rank_names import environment_form, name_form, symbol
-from unisono.port.rank_tests import depends_on_rank
+from unisono.port.reach.definitions import Definition, Definitions, same_code
+from unisono.port.reach.rank_names import environment_form, name_form, symbol
+from unisono.port.reach.rank_tests import depends_on_rank
 from unisono.port.scopes import Binding
 
 __all__ = ["RankForms"]
@@ -114,14 +114,10 @@ class RankForms:
             return given[node.id]
         if "import" in kinds:
             return self._defined(self._definitions.find(node, file), by_name or node)
-        values = [value for each in bindings if (value := _value_of(each)) is not None]
-        return self._assigned(
-            values,
-            len(values) == len(bindings),
-            by_name,
-            node,
-            [file] * len(values),
-        )
+        values = [
+            Definition(file, value) for each in bindings if (value := _value_of(each)) is not None
+        ]
+        return self._assigned(values, len(values) == len(bindings), by_name, node)
 
     def _defined(self, found: Definition | None, otherwise: ast.expr) -> ast.expr:
         if found is None or not isinstance(found.node, ast.expr):
@@ -131,25 +127,24 @@ class RankForms:
 
     def _assigned(
         self,
-        values: list[ast.expr],
+        values: list[Definition],
         complete: bool,
         by_name: ast.expr | None,
         node: ast.expr,
-        files: list[SourceFile],
     ) -> ast.expr:
         """Return the form of a name by its values, or by what the name says."""
-        forms = [self.form(value, file) for value, file in zip(values, files, strict=False)]
+        forms = [
+            self.form(each.node, each.file) for each in values if isinstance(each.node, ast.expr)
+        ]
         if complete and len(forms) == 1:
             if depends_on_rank(forms[0]) or _is_size(forms[0]):
                 return forms[0]
-            if isinstance(values[0], _NO_RANKS) or _counts_dimensions(values[0]):
+            if isinstance(values[0].node, _NO_RANKS) or _counts_dimensions(values[0].node):
                 return node
         if by_name is not None:
             return by_name
-        varying = {ast.unparse(form): form for form in forms if depends_on_rank(form)}
-        if not varying:
-            return node
-        return symbol(f"@?{ast.unparse(node)}")
+        varies = any(map(depends_on_rank, forms))
+        return symbol(f"@?{ast.unparse(node)}") if varies else node
 
     def _attribute(self, node: ast.Attribute, file: SourceFile) -> ast.expr:
         by_name = name_form(node.attr)
@@ -161,8 +156,7 @@ class RankForms:
             found = self._returned(member, {}) if member.is_property else None
             return found or by_name or node
         values = self._definitions.attribute(owner, node.attr)
-        exprs = [value.node for value in values if isinstance(value.node, ast.expr)]
-        return self._assigned(exprs, bool(values), by_name, node, [each.file for each in values])
+        return self._assigned(values, bool(values), by_name, node)
 
     # ---- calls ----
 
@@ -275,13 +269,13 @@ def _is_size(form: ast.expr) -> bool:
     return isinstance(form, ast.Name) and form.id == "#size"
 
 
-def _last_word(node: ast.expr) -> str:
+def _last_word(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _counts_dimensions(node: ast.expr) -> bool:
+def _counts_dimensions(node: ast.AST) -> bool:
     word = _last_word(node.func if isinstance(node, ast.Call) else node)
     return word in _DIMENSIONS
 

@@ -11,20 +11,20 @@ from __future__ import annotations
 import ast
 import dataclasses
 
-from unisono.port.call_graph import Definition, Definitions, FunctionNode, body_of
-from unisono.port.collective_calls import Collective, CollectiveCalls, step
-from unisono.port.match_tests import as_tests
 from unisono.port.program import SourceFile
-from unisono.port.rank_decorators import RankDecorators
-from unisono.port.rank_forms import RankForms
-from unisono.port.rank_tests import (
+from unisono.port.reach.collective_calls import CollectiveCalls, MadeCollective, step
+from unisono.port.reach.definitions import Definition, Definitions, FunctionNode, body_of
+from unisono.port.reach.match_tests import as_tests
+from unisono.port.reach.rank_decorators import RankDecorators
+from unisono.port.reach.rank_forms import RankForms
+from unisono.port.reach.rank_tests import (
     Facts,
     assume_rank,
     decide,
     has_known_ranks,
     one_rank,
 )
-from unisono.port.sequence_items import (
+from unisono.port.reach.sequence_items import (
     Item,
     Leave,
     Loop,
@@ -257,7 +257,7 @@ class Sequences:
             for name, value, where in self._definitions.arguments(call, target, file)
         }
 
-        def seen_from_here(found: Collective) -> Collective:
+        def seen_from_here(found: MadeCollective) -> MadeCollective:
             group = found.group
             if group is not None and group in arguments:
                 text = ast.unparse(arguments[group])
@@ -276,17 +276,23 @@ class Sequences:
         node = target.node
         assert isinstance(node, FunctionNode)
         if node not in self._summaries and self._depth < _DEPTH:
-            self._depth += 1
             self._summaries[node] = None  # for a function that calls itself
-            body = [] if self.only_some(target) else body_of(node)
-            views = [summed_up(self.block(body, one_rank(rank), target.file)) for rank in (0, 1)]
-            found = min(views, key=lambda items: len(collectives(items)))
-            if len(collectives(found)) > _LONG:
-                found = (Whole(node, collectives(found)[0]),)
-            self._summaries[node] = found
-            self._depth -= 1
+            self._depth += 1
+            try:
+                self._summaries[node] = self._sum_up(target)
+            finally:
+                self._depth -= 1
         known = self._summaries.get(node)
         return (Whole(node, self._calls.first(target)),) if known is None else known
+
+    def _sum_up(self, target: Definition) -> tuple[Item, ...]:
+        if self.only_some(target):
+            return ()
+        views = [summed_up(self.function(target, one_rank(rank))) for rank in (0, 1)]
+        found = min(views, key=lambda items: len(collectives(items)))
+        if len(collectives(found)) > _LONG:
+            return (Whole(target.node, collectives(found)[0]),)
+        return found
 
     def only_some(self, target: Definition) -> str | None:
         """Return the decorator by which only some ranks run a function."""

@@ -6,30 +6,30 @@ import dataclasses
 import difflib
 from collections.abc import Iterator, Sequence
 
-from unisono.port.collective_calls import Collective
-from unisono.port.rank_tests import Split
-from unisono.port.sequence_items import Choice, Item, Leave, Loop, choice, collectives, key
+from unisono.port.reach.collective_calls import MadeCollective
+from unisono.port.reach.rank_tests import Split
+from unisono.port.reach.sequence_items import Choice, Item, Leave, Loop, choice, collectives, key
 
-__all__ = ["Difference", "differences"]
+__all__ = ["Missed", "differences"]
 
 
 _Way = tuple[object, ...] | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
+class Missed:
     """A collective that ranks of one side make, and the others do not, or not then.
 
     `unconditional` says that nothing but the rank decides whether it is made.
     """
 
-    collective: Collective
+    collective: MadeCollective
     unconditional: bool
 
 
 def differences(
     passed: Sequence[Item], failed: Sequence[Item], found: Split, unconditional: bool = True
-) -> Iterator[Difference]:
+) -> Iterator[Missed]:
     """Yield the collectives of one side in each place at which two sequences part.
 
     Choices with the same test, and loops, are compared inside. They do not part if each has the
@@ -58,7 +58,7 @@ def differences(
             made += [_first(rest, found, 1 - side)] if _may_leave(items) else []
             for reported in filter(None, made):
                 certain = unconditional and any(item is reported for item in items)
-                yield Difference(reported, certain)
+                yield Missed(reported, certain)
             if any(made):
                 break
 
@@ -85,7 +85,7 @@ def _alike(one: Item, other: Item) -> bool:
     return isinstance(one, Loop) and isinstance(other, Loop)
 
 
-def _inside(one: Item, other: Item, found: Split) -> Iterator[Difference]:
+def _inside(one: Item, other: Item, found: Split) -> Iterator[Missed]:
     if isinstance(one, Choice) and isinstance(other, Choice):
         yield from differences(one.first, other.first, found, False)
         yield from differences(one.second, other.second, found, False)
@@ -95,17 +95,17 @@ def _inside(one: Item, other: Item, found: Split) -> Iterator[Difference]:
             if _may_leave(body[-1:]) and not _may_leave(rest[-1:]):
                 side = 0 if rest is one.body else 1
                 if (missed := _first(rest, found, side)) is not None:
-                    yield Difference(missed, False)
+                    yield Missed(missed, False)
                     return
         yield from differences(one.body, other.body, found, False)
 
 
-def _is_concerned(made: Collective, found: Split, side: int) -> bool:
+def _is_concerned(made: MadeCollective, found: Split, side: int) -> bool:
     """Tell whether ranks of the other side must make a collective too."""
     return made.group is None or found.alone[side] or made.group == found.group
 
 
-def _first(items: Sequence[Item], found: Split, side: int) -> Collective | None:
+def _first(items: Sequence[Item], found: Split, side: int) -> MadeCollective | None:
     """Return the first collective that ranks of the other side must make too."""
     made = (each for each in collectives(items) if _is_concerned(each, found, side))
     return next(made, None)
@@ -121,7 +121,7 @@ def _concerned(items: Sequence[Item], found: Split, side: int) -> list[Item]:
         elif isinstance(item, Loop):
             body = _concerned(item.body, found, side)
             kept += [Loop(tuple(body))] if body else []
-        elif not isinstance(item, Collective) or _is_concerned(item, found, side):
+        elif not isinstance(item, MadeCollective) or _is_concerned(item, found, side):
             kept.append(item)
     return kept
 

@@ -279,21 +279,19 @@ def _attributes(owner: ast.ClassDef) -> dict[str, list[ast.expr | None]]:
         if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) or not method.args.args:
             continue
         own = method.args.args[0].arg
-        for node in same_code(method):
-            if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Store):
-                continue
-            if isinstance(node.value, ast.Name) and node.value.id == own:
-                found[node.attr].append(None)
-        for node in same_code(method):
-            targets = node.targets if isinstance(node, ast.Assign) else []
-            targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
-            for target in targets:
-                if (
-                    isinstance(target, ast.Attribute)
-                    and isinstance(target.value, ast.Name)
-                    and target.value.id == own
-                    and isinstance(node, ast.Assign | ast.AnnAssign)
-                ):
-                    found[target.attr].remove(None)
-                    found[target.attr].append(node.value)
+        code = list(same_code(method))
+        values: dict[ast.AST, ast.expr | None] = {}
+        for node in code:
+            if isinstance(node, ast.Assign):
+                values |= dict.fromkeys(node.targets, node.value)
+            elif isinstance(node, ast.AnnAssign):
+                values[node.target] = node.value
+        for node in code:
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Store)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == own
+            ):
+                found[node.attr].append(values.get(node))
     return found

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from unisono import mapping
-from unisono.port.call_graph import Definition, Definitions, FunctionNode
 from unisono.port.program import Reference, SourceFile, SourceTree
+from unisono.port.reach.definitions import Definition, Definitions, FunctionNode
 
-__all__ = ["Collective", "CollectiveCalls", "Step", "is_collective", "makes_group", "step"]
+__all__ = ["MadeCollective", "CollectiveCalls", "Step", "is_collective", "makes_group", "step"]
 
 #: Messages join two ranks, and questions none.
 _NOT_COLLECTIVE = {"send_recv", "groups"}
@@ -37,7 +37,7 @@ def step(target: Definition) -> Step:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Collective:
+class MadeCollective:
     """A collective that a function makes at a call; `way` are the functions that the call runs.
 
     `group` is the text of the group, or None for the world. `path`, `file`, `line` and `column` say
@@ -90,7 +90,7 @@ class CollectiveCalls:
     ) -> None:
         self._definitions = definitions
         #: Calls of collectives themselves, and calls of functions that make some.
-        self.direct: dict[ast.Call, Collective] = {}
+        self.direct: dict[ast.Call, MadeCollective] = {}
         self.functions: dict[ast.Call, Definition] = {}
         #: Every function that makes a collective, by its file; and what such a call stands in.
         self.loud: dict[SourceFile, list[FunctionNode]] = defaultdict(list)
@@ -115,7 +115,7 @@ class CollectiveCalls:
                 self.functions[call] = targets[call]
                 self._mark(call, home, file, loud, seen)
 
-    def first(self, target: Definition) -> Collective | None:
+    def first(self, target: Definition) -> MadeCollective | None:
         """Return a collective that a function makes, by the shortest way."""
         pending: list[tuple[ast.AST, tuple[Step, ...]]] = [(target.node, ())]
         seen = {target.node}
@@ -148,7 +148,7 @@ class CollectiveCalls:
             self.around.add(node)
             node = file.scopes.parents[node]
 
-    def _collective(self, call: ast.Call, file: SourceFile) -> Collective | None:
+    def _collective(self, call: ast.Call, file: SourceFile) -> MadeCollective | None:
         reference = file.by_node.get(call.func)
         if reference is None:
             reference = self._primitive(call.func, file)
@@ -158,7 +158,7 @@ class CollectiveCalls:
             return None
         assert reference.call is not None
         place = call.func.lineno, call.func.col_offset + 1
-        return Collective(call, reference.path, _group(reference), file.path, *place)
+        return MadeCollective(call, reference.path, _group(reference), file.path, *place)
 
     def _primitive(self, node: ast.expr, file: SourceFile) -> Reference | None:
         """Return the primitive of MindSpore that a call runs: built before, or on the spot."""

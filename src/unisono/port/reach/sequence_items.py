@@ -8,8 +8,8 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
 
-from unisono.port.collective_calls import Collective, makes_group
-from unisono.port.rank_tests import Facts, decide, depends_on_rank
+from unisono.port.reach.collective_calls import MadeCollective, makes_group
+from unisono.port.reach.rank_tests import Facts, decide, depends_on_rank
 
 __all__ = [
     "Choice",
@@ -62,15 +62,15 @@ class Whole:
     """All that a long function makes, or one that calls itself."""
 
     function: ast.AST
-    first: Collective | None
+    first: MadeCollective | None
 
 
-Item = Collective | Choice | Loop | Leave | Whole
+Item = MadeCollective | Choice | Loop | Leave | Whole
 
 
 def key(item: Item) -> object:
     """Return what two items must have in common so that ranks can meet there."""
-    if isinstance(item, Collective):
+    if isinstance(item, MadeCollective):
         return item.path, item.group is not None
     if isinstance(item, Choice):
         return item.test, tuple(map(key, item.first)), tuple(map(key, item.second))
@@ -79,11 +79,11 @@ def key(item: Item) -> object:
     return item.kind if isinstance(item, Leave) else item.function
 
 
-def collectives(items: Iterable[Item]) -> list[Collective]:
+def collectives(items: Iterable[Item]) -> list[MadeCollective]:
     """Return all collectives of a sequence, in order."""
-    found: list[Collective] = []
+    found: list[MadeCollective] = []
     for item in items:
-        if isinstance(item, Collective):
+        if isinstance(item, MadeCollective):
             found.append(item)
         elif isinstance(item, Choice):
             found += collectives((*item.first, *item.second))
@@ -103,6 +103,7 @@ def leaves(items: Sequence[Item]) -> bool:
 
 
 def may_return(items: Iterable[Item]) -> bool:
+    """Tell whether a sequence has a point at which the function returns."""
     for item in items:
         if isinstance(item, Leave) and item.kind == "return":
             return True
@@ -121,6 +122,7 @@ def _has_content(items: Iterable[Item]) -> bool:
 
 
 def only_raises(items: Sequence[Item]) -> bool:
+    """Tell whether a sequence does nothing but raise."""
     return len(items) == 1 and isinstance(items[0], Leave) and items[0].kind == "raise"
 
 
@@ -139,6 +141,7 @@ def choice(form: ast.expr, first: Sequence[Item], second: Sequence[Item]) -> lis
 def decided(
     form: ast.expr, first: Sequence[Item], second: Sequence[Item], facts: Facts
 ) -> list[Item]:
+    """Return the branch that a test takes, or both where its answer is not known."""
     answer = decide(form, facts)
     if answer is not None:
         return list(first if answer else second)
@@ -161,7 +164,7 @@ def summed_up(items: Iterable[Item], under_test: bool = False) -> tuple[Item, ..
         elif isinstance(item, Loop):
             body = summed_up(item.body, under_test)
             found += [Loop(body)] if body else []
-        elif isinstance(item, Collective) and under_test and makes_group(item.path):
+        elif isinstance(item, MadeCollective) and under_test and makes_group(item.path):
             continue
         elif not isinstance(item, Leave):
             found.append(item)
@@ -170,14 +173,14 @@ def summed_up(items: Iterable[Item], under_test: bool = False) -> tuple[Item, ..
 
 def mapped(
     items: Iterable[Item],
-    change: Callable[[Collective], Collective],
+    change: Callable[[MadeCollective], MadeCollective],
     arguments: dict[str, ast.expr],
     facts: Facts,
 ) -> list[Item]:
     """Return what a function makes as its caller sees it: tests of arguments may be decided."""
     found: list[Item] = []
     for item in items:
-        if isinstance(item, Collective):
+        if isinstance(item, MadeCollective):
             found.append(change(item))
         elif isinstance(item, Choice):
             form = _Arguments(arguments).visit(copy.deepcopy(item.form))

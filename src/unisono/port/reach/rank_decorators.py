@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 
-from unisono.port.call_graph import Definition, Definitions
 from unisono.port.program import SourceFile
-from unisono.port.rank_forms import RankForms
-from unisono.port.rank_names import is_rank_decorator
-from unisono.port.rank_tests import depends_on_rank
+from unisono.port.reach.definitions import Definition, Definitions
+from unisono.port.reach.rank_forms import RankForms
+from unisono.port.reach.rank_names import is_rank_decorator
+from unisono.port.reach.rank_tests import depends_on_rank
 
 __all__ = ["RankDecorators"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unisono.port.program import SourceTree
-from unisono.port.reach import Reach, Unreached
+from unisono.port.reach.reach import Reach, Unreached
 
 HEAD = "import os, sys, torch.distributed as dist\n"
 
