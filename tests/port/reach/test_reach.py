@@ -63,6 +63,8 @@ def in_function(body: str) -> list[str]:
         ("match rank:\n  case 0: return\ndist.barrier()", "ranks with `rank == 0` leave"),
         ("first = dist.get_rank() == 0\nif first: dist.barrier()", "only ranks with `first`"),
         ("me = dist.get_rank() if x else 0\nif me % 2: dist.barrier()", "only ranks with `me % 2`"),
+        ("me, n = dist.get_rank(), 3\nif me == n: dist.barrier()", "only ranks with `me == n`"),
+        ("if self.is_global_zero: dist.barrier()", "only ranks"),
         ("if verbose and rank == 0: dist.barrier()", "only ranks"),
         ("if rank == 0: dist.all_reduce(x, group=group)", "only ranks"),
         ("if dist.get_rank(group) == 0: dist.all_reduce(x, group=group)", "only ranks"),
@@ -111,6 +113,11 @@ def test_collectives_in_doubt(body: str, text: str) -> None:
         "for i in range(rank, 8, args.world_size): g()\ndist.barrier()",
         "for i in range(rank * 4, rank * 4 + 4): dist.barrier()",
         "try: import apex\nexcept ImportError: dist.barrier()",
+        "try: g()\nexcept OSError:\n  dist.barrier()\n  return\ndist.barrier()",
+        "multi_rank = verbose and x\nif multi_rank: dist.barrier()",
+        "if self.is_zero: dist.barrier()",
+        "if rank and dist.get_world_size() == 1: dist.barrier()",
+        "if rank and not dist.is_initialized(): dist.barrier()",
         "try:\n  if rank == 0: return\nfinally: dist.barrier()",
         "try: dist.all_reduce(x)\nexcept OSError: dist.all_reduce(x)",
         "if rank == src_rank: g()\ndist.barrier()",
@@ -147,6 +154,13 @@ UTIL = """
         return dist.get_rank(group)
     def reduce(x, group=None):
         dist.all_reduce(x, group=group)
+    def load(everywhere):
+        if everywhere:
+            dist.barrier()
+    def handle(group):
+        if group is None:
+            group = dist.new_group([0])
+        return group
     class Base:
         def __init__(self, rank):
             self.first = rank == 0
@@ -175,6 +189,9 @@ UTIL = """
         ("if rank in ranks: util.reduce(x, group)", None),
         ("if util.get_rank(group) == 0: util.reduce(x, x)", None),
         ("if util.get_rank(group) == 0: util.reduce(x, group)", ["reduce"]),
+        ("if x or rank == 0: util.load(x)", None),
+        ("if x or rank == 0: util.load(group)", ["load"]),
+        ("if rank == 0: util.handle(None)", None),
         ("if rank == 0: inner()\ndef inner(): save(x)", ["inner", "save", "wait"]),
         ("if rank == 0: short()\nshort = lambda: save(x)", ["lambda", "save", "wait"]),
         ("if rank == 0: again(3)", ["again"]),

@@ -96,6 +96,12 @@ class CollectiveCalls:
         self.loud: dict[SourceFile, list[FunctionNode]] = defaultdict(list)
         self.around: set[ast.AST] = set()
         self._inside: dict[ast.AST, list[ast.Call]] = defaultdict(list)
+        self._has_primitives = bool(program.paths & _paths(built=True))
+        if self._has_primitives or program.paths & _paths(built=False):
+            self._follow(program, progress)
+
+    def _follow(self, program: SourceTree, progress: Callable[[int, int], None]) -> None:
+        """Find all collectives, and then the functions that lead to them."""
         callers: dict[ast.AST, list[tuple[ast.Call, SourceFile, FunctionNode]]] = defaultdict(list)
         targets: dict[ast.Call, Definition] = {}
         loud: list[ast.AST] = []
@@ -106,7 +112,7 @@ class CollectiveCalls:
                 if (found := self._collective(call, file)) is not None:
                     self.direct[call] = found
                     self._mark(call, home, file, loud, seen)
-                elif (target := definitions.called(call, file)) is not None:
+                elif (target := self._definitions.called(call, file)) is not None:
                     targets[call] = target
                     callers[target.node].append((call, file, home))
         progress(len(program.files), len(program.files))
@@ -151,7 +157,7 @@ class CollectiveCalls:
     def _collective(self, call: ast.Call, file: SourceFile) -> MadeCollective | None:
         reference = file.by_node.get(call.func)
         if reference is None:
-            reference = self._primitive(call.func, file)
+            reference = self._primitive(call.func, file) if self._has_primitives else None
             if reference is None:
                 return None
         elif not is_collective(reference):
