@@ -70,6 +70,10 @@ def in_function(body: str) -> list[str]:
         ("if dist.get_rank(group) == 0: dist.all_reduce(x, group=group)", "only ranks"),
         ("if dist.get_rank(group) == 0: dist.barrier()", "only ranks"),
         ("if rank in ranks: dist.barrier()", "only ranks"),
+        (
+            "if rank in (0, 1):\n  if rank == 0: g()\n  else: dist.all_reduce(x, group=group)",
+            "ranks with `rank == 0` (line 4) do not reach it",
+        ),
         ("if rank in ranks: g = dist.new_group(ranks)", "only ranks"),
         ("if rank == 0:\n  dist.all_reduce(x)\n  dist.barrier()\nelse:\n  dist.barrier()\n"
          "  dist.all_reduce(x)", "only ranks"),
@@ -101,6 +105,7 @@ def test_collectives_in_doubt(body: str, text: str) -> None:
         "if rank >= dist.get_world_size(): raise ValueError\ndist.barrier()",
         "if rank not in ranks: raise ValueError\ndist.barrier()",
         "assert rank >= 0\ndist.barrier()",
+        "assert rank in ranks\ndist.barrier()",
         "if rank == 0:\n  if verbose: raise ValueError\ndist.barrier()",
         "if dist.get_rank() == 0:\n  def g(): dist.barrier()",
         "if rank in ranks: dist.all_reduce(x, group=group)",
@@ -246,10 +251,20 @@ METHODS = """
         def decorated(self): {}
         @only_first
         def restricted(self): {}
+        @everywhere
+        def open(self): self.sync()
+        def total(self, x, group=None):
+            dist.all_reduce(x, group=group)
     def only_first(function):
         def run(*args):
             if util.is_main():
                 return function(*args)
+        return run
+    def everywhere(function):
+        def run(*args):
+            if util.is_main():
+                return function(*args)
+            return function(*args)
         return run
 """
 
@@ -264,6 +279,8 @@ METHODS = """
         (("pass", "self.sync()", "pass"), "by its decorator @main_process_only"),
         (("pass", "pass", "self.sync()"), "by its decorator @only_first"),
         (("self.sync()", "pass", "print()"), None),
+        (("if dist.get_rank() in self.ranks: self.total(1, self.group)", "pass", "pass"), None),
+        (("if dist.get_rank() in self.ranks: self.total(1)", "pass", "pass"), "only ranks"),
         (("self.decorated()\n            if self.main: self.decorated()", "pass", "pass"), None),
         (("if self.main: self.sync()\n            else: self.step()", "pass", "pass"), None),
     ],
@@ -274,7 +291,8 @@ def test_methods(bodies: tuple[str, str, str], reason: str | None) -> None:
         assert found == []
     else:
         (warning,) = found
-        assert reason in warning.reason and warning.collective.path.endswith("barrier")
+        assert reason in warning.reason
+        assert warning.collective.path.endswith(("barrier", "all_reduce"))
 
 
 def test_primitives_of_mindspore_communicate_when_they_are_called() -> None:
@@ -301,6 +319,8 @@ def test_what_is_certain() -> None:
         "if rank == 0: dist.barrier()": True,
         "if rank != 0: return\ndist.barrier()": True,
         "if rank == x: dist.barrier()": False,
+        "if dist.is_initialized() and rank == 0: dist.barrier()": True,
+        "if dist.is_initialized() and verbose and rank == 0: dist.barrier()": False,
         "if rank == 0:\n  if verbose: dist.barrier()": False,
         "try: g()\nexcept OSError: dist.barrier()": False,
         "if rank == 0: dist.all_reduce(x, group=group)": False,
