@@ -99,6 +99,7 @@ def test_collectives_in_doubt(body: str, text: str) -> None:
         "if verbose and rank: dist.barrier()\ng()\nif verbose and not rank: dist.barrier()",
         "if rank % 2 == 0: dist.barrier()\nelif rank % 2 == 1: dist.barrier()",
         "if args.local_rank != -1: dist.barrier()",
+        "me = dist.get_rank() if verbose else -1\nif me != -1: dist.barrier()",
         "if rank == 0: dist.send(x, 1)\nelse: dist.recv(x, 0)",
         "if rank == 0: print(dist.get_rank())",
         "if rank < 0: raise ValueError\ndist.barrier()",
@@ -106,6 +107,7 @@ def test_collectives_in_doubt(body: str, text: str) -> None:
         "if rank not in ranks: raise ValueError\ndist.barrier()",
         "assert rank >= 0\ndist.barrier()",
         "assert rank in ranks\ndist.barrier()",
+        "assert args.tp_rank == 0\ndist.barrier()",
         "if rank == 0:\n  if verbose: raise ValueError\ndist.barrier()",
         "if dist.get_rank() == 0:\n  def g(): dist.barrier()",
         "if rank in ranks: dist.all_reduce(x, group=group)",
@@ -159,6 +161,12 @@ UTIL = """
         return dist.get_rank(group)
     def reduce(x, group=None):
         dist.all_reduce(x, group=group)
+    def agreed():
+        stop = [dist.get_rank() == 0]
+        dist.broadcast_object_list(stop)
+        if dist.get_rank() == 0:
+            return True
+        return False
     def load(everywhere):
         if everywhere:
             dist.barrier()
@@ -195,6 +203,7 @@ UTIL = """
         ("if util.get_rank(group) == 0: util.reduce(x, x)", None),
         ("if util.get_rank(group) == 0: util.reduce(x, group)", ["reduce"]),
         ("if x or rank == 0: util.load(x)", None),
+        ("if util.agreed(): save(x)", None),
         ("if x or rank == 0: util.load(group)", ["load"]),
         ("if rank == 0: util.handle(None)", None),
         ("if rank == 0: inner()\ndef inner(): save(x)", ["inner", "save", "wait"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections.abc import Set
 
 from unisono.port.program import SourceFile
 from unisono.port.reach.definitions import Definition, Definitions, same_code
@@ -22,7 +23,7 @@ _PARTS = (
     ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Tuple, ast.List, ast.Set,
 )  # fmt: skip
 #: A name that has such a value is no rank, whatever it is called, unless the value asks for one.
-_NO_RANKS = (ast.Constant, ast.Compare, ast.BoolOp)
+_NO_RANKS = (ast.Constant, ast.UnaryOp, ast.Compare, ast.BoolOp)
 _NUMBERS = {"abs", "min", "max"}
 #: What a `rank` that is counted in dimensions comes from.
 _DIMENSIONS = {"dim", "len", "ndim", "ndimension"}
@@ -30,10 +31,14 @@ _Given = dict[str, ast.expr]
 
 
 class RankForms:
-    """The forms of the expressions of a program."""
+    """The forms of the expressions of a program.
 
-    def __init__(self, definitions: Definitions) -> None:
-        self._definitions = definitions
+    What a function returns that communicates itself (`communicating`) is taken to be the same on
+    all ranks: they have agreed on it.
+    """
+
+    def __init__(self, definitions: Definitions, communicating: Set[ast.AST]) -> None:
+        self._definitions, self._communicating = definitions, communicating
         self._known: dict[ast.expr, ast.expr] = {}
         self._answers: dict[tuple[ast.AST, str], ast.expr | None] = {}
         self._depth = 0
@@ -93,7 +98,7 @@ class RankForms:
         varying = {ast.unparse(form): form for form in forms if depends_on_rank(form)}
         if not varying:
             return whole
-        plain = all(isinstance(form, ast.Constant) for form in forms if not depends_on_rank(form))
+        plain = all(_is_constant(form) for form in forms if not depends_on_rank(form))
         if len(varying) == 1 and plain:
             return varying.popitem()[1]
         return symbol(f"@?{ast.unparse(whole)}")
@@ -228,6 +233,8 @@ class RankForms:
         if isinstance(target.node, ast.Lambda):
             form = self.form(target.node.body, target.file, given)
             return form if depends_on_rank(form) else None
+        if target.node in self._communicating:
+            return None
         values = [
             node.value
             for node in same_code(target.node)
@@ -235,7 +242,7 @@ class RankForms:
         ]
         if not values:
             return None
-        if all(isinstance(value, ast.Constant) for value in values):
+        if all(map(_is_constant, values)):
             return self._answered(target, given)
         name = symbol(f"{target.name}()")
         form = self._one_of(values, name, target.file, given)
@@ -251,6 +258,11 @@ class RankForms:
             if depends_on_rank(form) and isinstance(answer, ast.Constant):
                 return form if answer.value else ast.UnaryOp(ast.Not(), form)
         return None
+
+
+def _is_constant(node: ast.expr) -> bool:
+    """Tell whether an expression is a number, also a negative one, a text, True, False or None."""
+    return isinstance(node.operand if isinstance(node, ast.UnaryOp) else node, ast.Constant)
 
 
 def _value_of(binding: Binding) -> ast.expr | None:

@@ -33,6 +33,8 @@ __all__ = [
 _SIZE = 64
 _ALL = frozenset(range(_SIZE))
 _LARGEST = 10**6
+#: Ranks that are surely spread over all these numbers; some groups have one rank.
+_KNOWN = ("@rank", "@local_rank")
 #: Forms whose answers are kept: each is asked many times.
 _KEPT = 4096
 #: Stands for every symbol that nothing else is known about.
@@ -122,8 +124,9 @@ def assume_rank(form: ast.expr, answer: bool, facts: Facts) -> Facts:
 
 
 def has_known_ranks(form: ast.expr) -> bool:
-    """Tell whether it is known which ranks pass a test."""
-    return _passing(form) is not None
+    """Tell whether it is known which ranks of the world, or of a host, pass a test."""
+    found = _passing(form)
+    return found is not None and found.symbol in _KNOWN
 
 
 def split(form: ast.expr, facts: Facts) -> Split | None:
@@ -148,7 +151,7 @@ def split(form: ast.expr, facts: Facts) -> Split | None:
         counts = [len(_ranks(side, name)) for side in sides]
         alone = (name == "@rank" and counts[0] == 1, name == "@rank" and counts[1] == 1)
         group = name[6:-1] if name.startswith("@rank(") else None
-        return Split(sides, alone, group, certain=name in ("@rank", "@local_rank"))
+        return Split(sides, alone, group, certain=name in _KNOWN)
     return Split(sides, (False, False), None, certain=False)
 
 

@@ -65,7 +65,9 @@ class Reach:
     ) -> None:
         definitions = Definitions(program)
         self._calls = CollectiveCalls(program, definitions, progress)
-        self._sequences = Sequences(self._calls, RankForms(definitions), definitions)
+        communicating = {node for nodes in self._calls.loud.values() for node in nodes}
+        forms = RankForms(definitions, communicating)
+        self._sequences = Sequences(self._calls, forms, definitions)
 
     def unreached(self, file: SourceFile) -> list[Unreached]:
         """Return the collectives of a file that some ranks may not reach, by their lines."""
