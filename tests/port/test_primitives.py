@@ -12,7 +12,7 @@ from unisono.port.decision import decide
 from unisono.port.plan import Action, Decision
 from unisono.port.port import port_file, port_source
 from unisono.port.program import SourceTree
-from unisono.port.reach import unreached
+from unisono.port.reach.reach import Reach
 from unisono.port.rules import Target
 
 CELL = """\
@@ -102,8 +102,8 @@ def test_building_reaches_nobody() -> None:
         main="from mindspore import ops\nif rank == 0:\n    a = ops.AllReduce()\na(x)\n"
         "if rank == 0:\n    a(y)\n"
     )
-    found = unreached(tree.files[0])
-    assert [reference.node.lineno for reference in found] == [6]
+    found = Reach(tree).unreached(tree.files[0])
+    assert [each.collective.call.lineno for each in found] == [6]
 
 
 # ---- other code ----------------------------------------------------------------------------------

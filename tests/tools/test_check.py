@@ -26,6 +26,25 @@ def step(loss, group):
     if dist.get_rank() == 0:
         dist.barrier()
 """
+UTIL = """\
+import torch.distributed as dist
+
+def wait():
+    dist.barrier()
+
+def save(model):
+    wait()
+"""
+MAIN = """\
+import torch.distributed as dist
+from util import save
+
+def run(model, verbose):
+    if dist.get_rank() == 0:
+        save(model)
+    if dist.get_rank() == 0 and verbose:
+        save(model)
+"""
 CLEAN = "import torch.distributed as dist\nprint(dist.get_rank())\n"
 DEADLINE = 60  # seconds, for 100,000 lines on a busy machine
 
@@ -43,7 +62,7 @@ def test_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "comm_func.all_reduce; port rewrites it, with a copy: the result is copied back" in out
     assert "'loss' is an argument of the function" in out
     assert "needs a person: the list 'handles' belongs to another function too" in out
-    assert "may hang: only ranks with `dist.get_rank() == 0` (line 9) reach it" in out
+    assert "hangs: only ranks with `dist.get_rank() == 0` (line 9) reach it" in out
     assert "broken.py:1: cannot be read: invalid syntax" in out
     assert "groups.new-tensor torch writes the result into an argument." in out
     assert "5 uses in 1 file: 3 to rewrite, 1 with a copy back, 1 for a person" in out
@@ -87,6 +106,96 @@ def test_sarif(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]  # fmt: skip
 
 
+@pytest.fixture
+def two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "util.py").write_text(UTIL)
+    (tmp_path / "main.py").write_text(MAIN)
+
+
+@pytest.mark.usefixtures("two_files")
+def test_a_collective_behind_calls_in_the_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["check", "main.py", "util.py"]) == 1
+    out = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    text = " ".join(out.split())
+    assert (
+        "6 save hangs: only ranks with `dist.get_rank() == 0` (line 5) reach it: "
+        "save -> wait -> dist.barrier (util.py:4)"
+    ) in text
+    assert "2 collectives that some ranks may not reach" in text
+
+
+@pytest.mark.usefixtures("two_files")
+def test_a_collective_behind_calls_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = answer(capsys, "main.py", "util.py")["some_ranks"]
+    assert first == {
+        "file": "main.py",
+        "line": 6,
+        "column": 9,
+        "name": "save",
+        "reason": "only ranks with `dist.get_rank() == 0` (line 5) reach it",
+        "certain": True,
+        "collective": {
+            "name": "torch.distributed.barrier",
+            "file": "util.py",
+            "line": 4,
+            "column": 5,
+        },
+        "way": [
+            {"function": "save", "file": "util.py", "line": 6},
+            {"function": "wait", "file": "util.py", "line": 3},
+        ],
+    }
+    assert (second["line"], second["certain"]) == (8, False)
+
+
+@pytest.mark.usefixtures("two_files")
+def test_a_collective_behind_calls_in_sarif() -> None:
+    main(["check", "--sarif", "out.sarif", "main.py", "util.py"])
+    (run,) = json.loads(Path("out.sarif").read_text())["runs"]
+    results = [one for one in run["results"] if one["ruleId"] == "some-ranks"]
+    assert [one["level"] for one in results] == ["error", "warning"]
+    related = results[0]["relatedLocations"]
+    places = [
+        (
+            one["id"],
+            one["message"]["text"],
+            one["physicalLocation"]["artifactLocation"]["uri"],
+            one["physicalLocation"]["region"]["startLine"],
+        )
+        for one in related
+    ]
+    assert places == [
+        (1, "save", "util.py", 6),
+        (2, "wait", "util.py", 3),
+        (3, "torch.distributed.barrier", "util.py", 4),
+    ]
+
+
+def test_sarif_has_what_the_standard_requires(tmp_path: Path) -> None:
+    (tmp_path / "a file.py").write_text(PROGRAM)
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    main(["check", "--sarif", str(tmp_path / "out.sarif"), str(tmp_path)])
+    log = json.loads((tmp_path / "out.sarif").read_text())
+    assert log["version"] == "2.1.0" and log["$schema"].endswith("sarif-2.1.0.json")
+    (run,) = log["runs"]
+    driver = run["tool"]["driver"]
+    assert driver["name"] and isinstance(driver["version"], str)
+    identifiers = [rule["id"] for rule in driver["rules"]]
+    assert identifiers == ["some-ranks", "needs-a-person", "copy-back", "unreadable"]
+    for one in run["results"]:
+        assert one["ruleId"] in identifiers and one["message"]["text"]
+        assert one["level"] in ("error", "warning", "note")
+        for location in (*one["locations"], *one.get("relatedLocations", [])):
+            place = location["physicalLocation"]
+            assert " " not in place["artifactLocation"]["uri"]
+            assert place["region"]["startLine"] >= 1 and place["region"]["startColumn"] >= 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -119,7 +228,9 @@ def _read(terminal: int) -> bytes:
 def test_a_hundred_thousand_lines(tmp_path: Path) -> None:
     """With a progress bar on a terminal, and in less than a minute."""
     body = PROGRAM.partition("\n\n")[2].replace("def step", "def step_{}")
-    source = PROGRAM.partition("\n\n")[0] + "\n" + "".join(body.format(n) + "\n" for n in range(60))
+    body += "    if group.rank() == 0:\n        step_{}(loss, group)\n"
+    source = PROGRAM.partition("\n\n")[0] + "\n"
+    source += "".join(body.format(n, max(n - 1, 0)) + "\n" for n in range(60))
     lines = source.count("\n")
     for number in range(100_000 // lines + 1):
         (tmp_path / f"module_{number}.py").write_text(source)

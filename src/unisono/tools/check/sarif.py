@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import urllib.parse
 from pathlib import Path
 from typing import Any
 
 import unisono
 from unisono.port.plan import Action
-from unisono.tools.check.findings import Checked
+from unisono.tools.check.findings import Checked, HangWarning
 
 __all__ = ["sarif"]
 
@@ -21,12 +22,10 @@ _RULES = {
 
 def sarif(findings: Checked) -> dict[str, Any]:
     """Return the findings that a reviewer should see."""
-    results = []
+    results = [_warning(warning) for warning in findings.warnings]
     for finding in findings.found:
         place = (finding.path, finding.line, finding.column)
         reason = f"{finding.name}: {finding.decision.reason}"
-        if finding.warning:
-            results.append(_result("some-ranks", f"{finding.name}: {finding.warning}", *place))
         if finding.decision.verdict == Action.LEAVE:
             results.append(_result("needs-a-person", reason, *place))
         elif finding.decision.verdict == Action.COPY_BACK:
@@ -58,12 +57,31 @@ def _result(rule: str, text: str, path: Path, line: int, column: int) -> dict[st
         "ruleId": rule,
         "level": _RULES[rule][0],
         "message": {"text": text},
-        "locations": [
-            {
-                "physicalLocation": {
-                    "artifactLocation": {"uri": path.as_posix()},
-                    "region": {"startLine": line, "startColumn": column},
-                }
-            }
-        ],
+        "locations": [_location(path, line, column)],
     }
+
+
+def _location(path: Path, line: int, column: int) -> dict[str, Any]:
+    return {
+        "physicalLocation": {
+            "artifactLocation": {"uri": urllib.parse.quote(path.as_posix())},
+            "region": {"startLine": line, "startColumn": column},
+        }
+    }
+
+
+def _warning(warning: HangWarning) -> dict[str, Any]:
+    """Return a collective that some ranks may not reach, and the functions on the way to it."""
+    made = warning.unreached.collective
+    text = f"{warning.name}: {warning.text}"
+    found = _result("some-ranks", text, warning.path, warning.line, warning.column)
+    if not warning.unreached.certain:
+        found["level"] = "warning"
+    if made.way:
+        places = [(step.name, step.path, step.line, 1) for step in made.way]
+        places.append((made.path, made.file, made.line, made.column))
+        found["relatedLocations"] = [
+            {"id": number, "message": {"text": name}, **_location(path, line, column)}
+            for number, (name, path, line, column) in enumerate(places, 1)
+        ]
+    return found

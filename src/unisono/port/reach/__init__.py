@@ -1,0 +1,1 @@
+"""Collectives that only some ranks may reach."""
