@@ -21,6 +21,7 @@ _LOCAL_NAMES = {
     "mindspore.mint.distributed": "dist",
     "mindspore.ops": "ops",
     "torch.distributed": "dist",
+    "torch.distributed.nn.functional": "functional",
 }
 
 

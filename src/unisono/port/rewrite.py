@@ -55,7 +55,8 @@ class _Changes:
         self.before: dict[_Range, list[tuple[_Range | None, str]]] = {}
         self.later: dict[_Range, list[str]] = {}
         self.replaced: dict[_Range, tuple[str, ...]] = {}
-        self.values: dict[_Range, str] = {}
+        #: Texts in place of expressions, each with the place of the call that is in it.
+        self.values: dict[_Range, tuple[_Range, str]] = {}
         self.marks: dict[int, str] = {}
         self.touched: set[int] = set()  # lines whose old marks go
         self.imported = {
@@ -97,7 +98,8 @@ class _Changes:
             return
         self.touched.add(statement.lineno)
         for expression, text in plan.values:
-            self.values[self.place(expression)] = self.imports.fill(text)
+            call = self.place(reference.call or reference.node)
+            self.values[self.place(expression)] = (call, self.imports.fill(text))
         if not plan.function:
             return
         if plan.arguments is None or reference.call is None:
@@ -239,7 +241,10 @@ class _Rewriter(cst.CSTTransformer):
             new: list[Any] = [updated_node.with_changes(leading_lines=())]
         else:
             new = [self._parse(line) for line in lines]
-        new = [*self._before(place), *new]
+        before = self._before(place)
+        if before and place[0] in self.changes.marks:  # it stands above the statement itself
+            new[0] = new[0].with_changes(leading_lines=[leading.pop()])
+        new = [*before, *new]
         if place in self.changes.later:
             self.done.add(place)
             new += [self._parse(line) for line in self.changes.later[place]]
@@ -316,7 +321,8 @@ class _Rewriter(cst.CSTTransformer):
             place = self._place(original_node)
             if place in self.changes.values:
                 self.done.add(place)
-                text = self.changes.values[place].replace("{call}", self.codes.get(place, ""))
+                call, text = self.changes.values[place]
+                text = text.replace("{call}", self.codes.get(call, ""))
                 new: Any = cst.parse_expression(text)
                 around: Any = original_node
                 return new.with_changes(
@@ -328,8 +334,9 @@ class _Rewriter(cst.CSTTransformer):
             before = self._before(place)
             if not before:
                 return cast(Any, result).with_changes(leading_lines=leading)
+            own = [leading.pop()] if place[0] in self.changes.marks else []
             before[0] = before[0].with_changes(leading_lines=leading)
-            return cst.FlattenSentinel([*before, cast(Any, result).with_changes(leading_lines=())])
+            return cst.FlattenSentinel([*before, cast(Any, result).with_changes(leading_lines=own)])
         return result
 
     def leave_IndentedBlock(  # noqa: N802

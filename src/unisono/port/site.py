@@ -145,6 +145,14 @@ class Site:
             raise Refused("an argument calls the other dialect itself; give it a name first")
         return text
 
+    def argument(self, role: str) -> NewArgument | None:
+        """Return what becomes of the argument with a role, None if it is not needed."""
+        for name, (index, value) in self.given.items():
+            row = self.rule.row(name)
+            if row.role == role and row.target is not None:
+                return self._argument(row, row.target, index, value)
+        return None
+
     def reference_at(self, node: ast.expr) -> Reference | None:
         """Return the use of a dialect that an expression is."""
         return self.file.by_node.get(node)

@@ -6,6 +6,7 @@ import ast
 
 from unisono.port.flow import is_new, is_pure, why_not_rebind
 from unisono.port.plan import Action, Plan
+from unisono.port.primitives.gradients import plan_with_gradient
 from unisono.port.primitives.hoist import statement_before
 from unisono.port.rules import difference_text
 from unisono.port.site import Refused, Site
@@ -55,7 +56,7 @@ def plan_to_torch(site: Site) -> tuple[str, str, Plan]:
             raise Refused("it uses what Send returns, and torch's send returns nothing")
         plan = Plan(rule.target.path, site.arguments(**roots))
         return Action.REWRITE, "; ".join(["the same call with other names", *site.notes]), plan
-    return _InPlace(site, roots).plan()
+    return plan_with_gradient(site) or _InPlace(site, roots).plan()
 
 
 def _start(site: Site) -> tuple[str, str, Plan]:

@@ -1,5 +1,6 @@
 """Primitives that are built in one place and called in another."""
 import torch
+from torch.distributed.nn import functional
 import torch.distributed as dist
 
 
@@ -12,9 +13,7 @@ class Sum:
         self.size = dist.get_world_size(group)
 
     def construct(self, x):
-        result = x.clone()
-        dist.all_reduce(result, op=dist.ReduceOp.SUM, group=self.all_reduce_group)
-        return result / self.size
+        return functional.all_reduce(x, op=dist.ReduceOp.SUM, group=self.all_reduce_group) / self.size
 
 
 class Mixed:
@@ -23,36 +22,31 @@ class Mixed:
 
     def construct(self, x):
         dist.barrier()
-        result_2 = x * 2
-        dist.all_reduce(result_2, op=dist.ReduceOp.MIN, group=self.group)
-        x += result_2
-        rows = x.new_empty((dist.get_world_size(), *x.shape)).reshape(-1, *x.shape[1:])
-        dist.all_gather_into_tensor(rows, x)
-        result_3 = rows.new_empty((rows.shape[0] // dist.get_world_size(), *rows.shape[1:]))
-        dist.reduce_scatter_tensor(result_3, rows, op=dist.ReduceOp.MAX)
-        self.kept = result_3
-        result_4 = x.clone()
-        dist.all_reduce(result_4, op=dist.ReduceOp.MIN, group=self.group)
-        if result_4.sum() + self.kept.sum() > 1:
-            result_5 = rows.clone()
-            dist.broadcast(result_5, src=0)
-            rows = rows + result_5
+        result = x * 2
+        dist.all_reduce(result, op=dist.ReduceOp.MIN, group=self.group)
+        x += result
+        rows = torch.cat(torch.atleast_1d(functional.all_gather(x)))
+        result_2 = rows.new_empty((rows.shape[0] // dist.get_world_size(), *rows.shape[1:]))
+        dist.reduce_scatter_tensor(result_2, rows, op=dist.ReduceOp.MAX)
+        self.kept = result_2
+        result_3 = x.clone()
+        dist.all_reduce(result_3, op=dist.ReduceOp.MIN, group=self.group)
+        if result_3.sum() + self.kept.sum() > 1:
+            result_4 = rows.clone()
+            dist.broadcast(result_4, src=0)
+            rows = rows + result_4
+        result_5 = x.clone()
+        dist.broadcast(result_5, src=0)
+        copies = (result_5,)
         result_6 = x.clone()
-        dist.broadcast(result_6, src=0)
-        copies = (result_6,)
-        result_7 = x.clone()
-        dist.all_reduce(result_7, op=dist.ReduceOp.MIN, group=self.group)
-        result_8 = result_7.new_empty((dist.get_world_size(), *result_7.shape)).reshape(-1, *result_7.shape[1:])
-        dist.all_gather_into_tensor(result_8, result_7)
-        for row in result_8:
+        dist.all_reduce(result_6, op=dist.ReduceOp.MIN, group=self.group)
+        for row in torch.cat(torch.atleast_1d(functional.all_gather(result_6))):
             rows = rows + row.sum()
-        result_9 = x.clone()
-        dist.reduce(result_9, dst=1)
+        result_7 = x.clone()
+        dist.reduce(result_7, dst=1)
         if dist.get_rank() != 1:
-            result_9.zero_()
-        result_10 = rows.new_empty(rows.shape)
-        dist.all_to_all_single(result_10, rows)
-        return torch.cat([rows, self.kept, *copies, result_9, result_10])
+            result_7.zero_()
+        return torch.cat([rows, self.kept, *copies, result_7, functional.all_to_all_single(torch.empty_like(rows), rows)])
 
 
 def message(x):
@@ -63,18 +57,16 @@ def message(x):
     elif rank == 1:
         x = torch.empty([2], dtype=torch.float32)
         dist.recv(x, src=0, tag=0)
-    result_11 = x.clone()
-    dist.all_reduce(result_11, op=dist.ReduceOp.MAX)
-    result_12 = x.clone()
-    dist.all_reduce(result_12)
-    return result_11 + result_12
+    result_8 = x.clone()
+    dist.all_reduce(result_8, op=dist.ReduceOp.MAX)
+    return result_8 + functional.all_reduce(x)
 
 
 def uneven(x, size):
     counts = [1] * size
-    result_13 = x.new_empty(sum(counts))
-    dist.all_to_all_single(result_13, x, output_split_sizes=counts, input_split_sizes=counts)
-    return result_13
+    result_9 = x.new_empty(sum(counts))
+    dist.all_to_all_single(result_9, x, output_split_sizes=counts, input_split_sizes=counts)
+    return result_9
 
 
 def main():

@@ -52,25 +52,25 @@ class Conditions:
     """The order of evaluation, or whether a call is made, must not change."""
 
     def __init__(self):
-        self.sum = ops.AllReduce()
+        self.biggest = ops.AllReduce("max")
 
     def construct(self, x):
         # unisono port: left as it is: the primitive stays, because another call of it stays
-        several = [self.sum(x + n) for n in range(2)]
+        several = [self.biggest(x + n) for n in range(2)]
         # unisono port: left as it is: the primitive stays, because another call of it stays
-        either = self.sum(x) if len(several) else x
+        either = self.biggest(x) if len(several) else x
         # unisono port: left as it is: a statement before this one would not always do the same; give the call a line of its own
-        while self.sum(either).sum() < 10:
+        while self.biggest(either).sum() < 10:
             either = either + 1
         return torch.cat([*several, either])
 
 
 def in_order(x):
-    total = ops.AllReduce()
+    biggest = ops.AllReduce("max")
     # unisono port: left as it is: the primitive stays, because another call of it stays
-    plain = total(x)
+    plain = biggest(x)
     # unisono port: left as it is: the same statement calls something before it; give the call a line of its own
-    return x.add_(1) + total(x) + plain
+    return x.add_(1) + biggest(x) + plain
 
 
 def others(x):
