@@ -124,6 +124,7 @@ def test_bad():
     result.stdout.no_fnmatch_line("*spawn.py*")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("process_engine", PROCESSES)
 def test_summary_names_the_rank(pytester, process_engine):
     pytester.makepyfile(f"""{HEADER}
@@ -136,6 +137,7 @@ def test_bad():
     result.stdout.fnmatch_lines(["FAILED *::test_bad - on rank 1 of 2: ValueError*"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("body", "outcome"),
     [
@@ -371,6 +373,7 @@ def test_it():
 # ---- with --pdb ----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_rank_that_fails_has_the_debugger(tmp_path: Path) -> None:
     """On processes and on threads; the ranks that only lost it do not ask for the terminal."""
     (tmp_path / "test_it.py").write_text(

@@ -29,6 +29,7 @@ class Timed(Work):
             raise CommTimeout("too late")
 
 
+@pytest.mark.thorough
 def test_several_works_share_one_timeout():
     """Each ends within the timeout after the one before it, but all together do not."""
     works = AllOf([Timed(0.7 * (number + 1)) for number in range(6)], "value")

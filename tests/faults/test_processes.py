@@ -192,6 +192,7 @@ say(sum=reduce(world))
             assert ranks[rank].end() == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kept", essential(1, [True, False]), ids=["kept", "dropped"])
 def test_exit_with_work_under_way(kept: bool) -> None:
     body = f"""

@@ -163,6 +163,7 @@ def test_collectives() -> None:
     check_ranks(FRAME.format(one=one, warm=CALLS // 10, count=CALLS), f"{CALLS} collectives")
 
 
+@pytest.mark.thorough
 def test_worlds_joined_and_left() -> None:
     """The call in each of them tells that both ranks are there before one leaves again."""
     body = f"""
@@ -185,6 +186,7 @@ say(before=before, warm=warm, end=end, closed=end, cost=cost)
     check_ranks(body, f"{CYCLES} worlds joined and left")
 
 
+@pytest.mark.thorough
 def test_groups_kept() -> None:
     """Kept groups cost what they hold; beyond a limit there is an error that names it."""
     body = f"""

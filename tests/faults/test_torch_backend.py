@@ -162,6 +162,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.thorough
 def test_an_error_of_ddp_has_a_cause(tmp_path: Path) -> None:
     """DDP waits in C++, which makes a RuntimeError of PeerLost; training goes on without rank 1."""
     script = tmp_path / "script.py"

@@ -64,6 +64,7 @@ def test_a_hook_of_the_user_is_left_alone(reports: ErrorReports) -> None:
     assert run(reports, "-c", after) == "True\n"
 
 
+@pytest.mark.thorough
 def test_a_test_that_pytest_runs(reports: ErrorReports, tmp_path: Path) -> None:
     """As in `unisono run -n 2 -m pytest`: pytest catches the error, and remembers it."""
     (tmp_path / "test_it.py").write_text(

@@ -78,6 +78,7 @@ def test_while_only_peers_were_lost_the_cause_gets_more_time() -> None:
     assert supervisor.stopped == {}
 
 
+@pytest.mark.thorough
 def test_survivors_that_left_a_rank_behind_go_on() -> None:
     tell = (
         "from unisono.core.environment import tell_supervisor as tell; tell({'left_behind': [1]})"

@@ -63,6 +63,7 @@ def test_what_is_not_clear_does_not_count() -> None:
     assert best_range([cell(1, 1.5, noisy=True), cell(2, 0.5, noisy=True)]) is None
 
 
+@pytest.mark.thorough
 def test_it_measures_and_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNISONO_CACHE", str(tmp_path))
     before = {("broadcast", 2): CopyRange(77), ("scatter", 2): CopyRange(88)}

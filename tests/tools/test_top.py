@@ -243,6 +243,7 @@ def test_a_narrow_terminal_loses_columns_but_no_ranks() -> None:
 # ---- which job -----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_several_jobs() -> None:
     prefix = f"several-{secrets.token_hex(8)}"
     names = [f"{prefix}-{letter}" for letter in "ab"]

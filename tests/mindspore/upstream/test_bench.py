@@ -14,6 +14,7 @@ from unisono.tools.bench import faces
 BENCH = ("-m", "unisono", "bench", "faces", "--json", "--rounds", "2", "--seconds", "0.01")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine_name", ["shm", "threads"])
 def test_mindspore_tensors(engine_name):
     pytest.importorskip("mindspore")

@@ -172,6 +172,7 @@ def test_whatever_is_made_from_a_result_keeps_its_memory(count):
     assert (part + 1).asnumpy().tolist() == (expected[2:] + 1).tolist()
 
 
+@pytest.mark.thorough
 def test_memory_of_a_result_is_freed_with_it():
     result = filled(4)
     first = result.data_ptr()

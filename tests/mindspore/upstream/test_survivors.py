@@ -26,6 +26,7 @@ for step in range(1000):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("again", essential(1, range(4)))
 def test_survivors_can_tell(again: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"

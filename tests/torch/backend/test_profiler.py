@@ -98,6 +98,7 @@ def train(rank, folder):
     assert names.count("all_reduce") == names.count("all_reduce.start") >= 2, names
 
 
+@pytest.mark.thorough
 def test_the_calls_of_ddp_and_functional_collectives_are_shown(run):
     run(train)
 
