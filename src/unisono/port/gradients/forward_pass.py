@@ -32,7 +32,7 @@ _RIGHT = {"all_reduce": ("sum", "avg", "max", "min", "prod")}
 _RIGHT_ELSEWHERE = ("sum",)
 
 
-def is_forward(node: ast.AST, site: Site) -> bool:
+def _is_forward(node: ast.AST, site: Site) -> bool:
     """Tell whether a node stands in the forward pass: `construct` or `forward` of a class."""
     chain = site.file.scopes.chain(node)
     return any(
@@ -61,7 +61,7 @@ def function_with_gradient(site: Site) -> Rule | None:
     primitive = site.reference.building is not None
     if source.style not in ("functional", "built") or source.gradient in _AS_WITHOUT:
         return None
-    if not primitive and not is_forward(site.call, site):
+    if not primitive and not _is_forward(site.call, site):
         return None
     rule = with_gradient(site.rule)
     if rule is None or source.gradient == "scatter":
@@ -78,7 +78,7 @@ def function_with_gradient(site: Site) -> Rule | None:
 
 def check_message(site: Site) -> None:
     """Refuse messages in the forward pass: torch's have no gradient."""
-    if site.rule.source.gradient == "message" and is_forward(site.call, site):
+    if site.rule.source.gradient == "message" and _is_forward(site.call, site):
         raise Refused("torch has no message with a gradient", _IN_PLACE)
 
 
@@ -91,6 +91,4 @@ def gradient_difference(site: Site) -> list[str]:
     if torch.style == "functional":
         named = site.value("op") is not None and operator_of(site) != "sum"
         return [_OPERATORS] if named else []
-    # Elsewhere than in the forward pass, torch's program is not differentiated there.
-    matters = source is other or other.style == "built" or is_forward(site.call, site)
-    return [_IN_PLACE] if matters else []
+    return [_IN_PLACE]
