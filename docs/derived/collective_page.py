@@ -169,12 +169,12 @@ def _faults(selection: Selection, language: str) -> Iterator[str]:
 def _rest(selection: Selection, language: str) -> Iterator[str]:
     """Yield gradients, other calls, versions, and what unisono lacks."""
     label, text = labels(language), texts("collectives", language)
-    if keys := dict.fromkeys(call.gradient for call in selection.calls if call.gradient):
+    if selection.gradients:
         yield f"## {label('heading', 'gradients')}"
         rows = [[label("heading", "collective"), label("heading", "backward")]]
-        for key in keys:
-            paths = [f"`{call.path}`" for call in selection.calls if call.gradient == key]
-            rows.append([text["and"].join(paths), inline(label("gradient", key))])
+        for key, paths in selection.gradients.items():
+            names = text["and"].join(f"`{path}`" for path in paths)
+            rows.append([names, inline(label("gradient", key))])
         yield table(rows)
     if selection.others:
         yield f"## {label('heading', 'also')}"

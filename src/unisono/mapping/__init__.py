@@ -176,7 +176,7 @@ def _check_entry(entry: Entry) -> None:
     for call in entry.calls:
         _check_call(call, f"{entry.name}: {call.path}")
         if call.same_as or call.fixed:
-            _check_primitive(call, known, f"{entry.name}: {call.path}")
+            _check_same(call, known, f"{entry.name}: {call.path}")
     for pair in entry.pairs:
         for dialect in ("torch", "mindspore"):
             path = getattr(pair, dialect)
@@ -208,8 +208,10 @@ def _check_call(call: UpstreamCall, where: str) -> None:
             raise MappingError(f"{where}: unknown version {version!r} of {call.dialect}")
     if call.deprecated and not call.successor:
         raise MappingError(f"{where}: deprecated, but without a successor")
-    if call.gradient and call.dialect != "mindspore":
-        raise MappingError(f"{where}: 'gradient' belongs to calls of MindSpore, and only to them")
+    if call.gradient and call.dialect != "mindspore" and call.style != "functional":
+        raise MappingError(
+            f"{where}: 'gradient' belongs to calls of MindSpore and to functions of torch"
+        )
     arguments(call.signature)
     if (call.arguments is None) == (call.style == "built"):
         raise MappingError(f"{where}: 'arguments' belongs to the style 'built', and only to it")
@@ -217,16 +219,16 @@ def _check_call(call: UpstreamCall, where: str) -> None:
         arguments(call.arguments)
 
 
-def _check_primitive(call: UpstreamCall, known: Mapping[str, UpstreamCall], where: str) -> None:
-    """Check that a primitive is compared with a function of its file, and with its own names."""
-    if not call.same_as or call.style != "built":
-        raise MappingError(f"{where}: 'same_as' and 'fixed' belong to primitives")
+def _check_same(call: UpstreamCall, known: Mapping[str, UpstreamCall], where: str) -> None:
+    """Check that a call is compared with a function of its file, and with its own names."""
+    if not call.same_as or call.style not in ("built", "functional"):
+        raise MappingError(f"{where}: 'same_as' and 'fixed' belong to primitives and functions")
     _, given = _function(call.same_as, known, where)
     names = {argument.name for argument in (*call.parameters, *call.call_parameters)}
     fixed = {argument.name for argument in call.fixed_parameters}
     plain = {value.id for value in given.values() if isinstance(value, ast.Name)}
     if unknown := sorted((plain | fixed) - names):
-        raise MappingError(f"{where}: the primitive has no parameter {unknown[0]!r}")
+        raise MappingError(f"{where}: {call.name} has no parameter {unknown[0]!r}")
 
 
 def _function(
@@ -301,25 +303,26 @@ def gradients() -> dict[str, list[UpstreamCall]]:
     >>> [call.name for call in gradients()["from_root"]]
     ['reduce', 'Reduce']
     """
-    found: dict[str, list[UpstreamCall]] = {key: [] for key in vocabulary()["gradient"]}
-    for call in calls().values():
-        if call.gradient:
-            found[call.gradient].append(call)
+    found: dict[str, list[UpstreamCall]] = {}
+    for key in vocabulary()["gradient"]:
+        those = [call for call in calls().values() if call.gradient == key]
+        if kept := [call for call in those if call.dialect == "mindspore"]:
+            found[key] = kept
     return found
 
 
 @functools.cache
-def same_function(primitive: UpstreamCall) -> tuple[UpstreamCall, dict[str, ast.expr]] | None:
-    """Return the function that does what a primitive does, and its arguments as expressions.
+def same_function(call: UpstreamCall) -> tuple[UpstreamCall, dict[str, ast.expr]] | None:
+    """Return the function of comm_func that does what a call does, and its arguments.
 
     >>> function, given = same_function(calls()["mindspore.ops.Broadcast"])
     >>> function.name, {name: ast.unparse(value) for name, value in given.items()}
     ('broadcast', {'tensor': 'input_x', 'src': 'root_rank', 'group': 'group'})
     """
-    if primitive.same_as is None:
+    if call.same_as is None:
         return None
     known = calls()
-    path, given = _function(primitive.same_as, known, primitive.path)
+    path, given = _function(call.same_as, known, call.path)
     return known[path], given
 
 

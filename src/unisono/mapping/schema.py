@@ -68,9 +68,11 @@ class UpstreamCall:
     """One function or class of an upstream framework; `path` is what a program imports.
 
     `arguments` are those of a primitive's call, after it was built with `signature`. `same_as` is
-    the function that does the same, called with the primitive's arguments, and `fixed` are the
-    values of others for which that holds; N is the size of the group. `gradient` is the backward of
-    a call of MindSpore that takes tensors.
+    the function of comm_func that does the same as a primitive, or as a function of torch that
+    returns its result, called with their arguments; tensors correspond as in the pair of torch's
+    call with the same name. `fixed` are the values of a primitive's other arguments for which that
+    holds; N is the size of the group. `gradient` is the backward of a call of MindSpore that takes
+    tensors, or of a function of torch that returns its result.
     """
 
     path: str

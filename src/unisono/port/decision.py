@@ -8,6 +8,9 @@ import itertools
 from collections.abc import Iterator
 
 from unisono import mapping
+from unisono.port.gradients.forward_pass import function_with_gradient, gradient_difference
+from unisono.port.gradients.from_functional import plan_from_functional
+from unisono.port.gradients.to_functional import plan_to_functional
 from unisono.port.plan import Action, Decision, Plan
 from unisono.port.primitives.constructors import Constructors
 from unisono.port.primitives.to_ops import Buildings
@@ -19,8 +22,6 @@ from unisono.port.to_torch import plan_to_torch
 
 __all__ = ["decide", "explain", "other_dialect"]
 
-#: Gradients of the table that are none.
-_NO_BACKWARD = ("no_result", "refused", "unseen")
 _GROUP = "torch.distributed.ProcessGroup"
 
 
@@ -90,8 +91,8 @@ class _Round:
                 reference,
                 verdict,
                 reason,
-                rule.target.path,
-                _differences(rule, site),
+                site.rule.target.path,
+                _differences(site.rule, site),
                 plan,
                 tuple(site.consumed),
             )
@@ -125,10 +126,16 @@ class _Round:
         if site.reference.building is not None:
             self.constructors.prepare(site)
         if site.target.dialect == "torch":
-            return plan_to_torch(site)
+            function = function_with_gradient(site)
+            if function is None:
+                return plan_to_torch(site)
+            site.rule = function
+            return plan_to_functional(site)
+        functional = site.rule.source.style == "functional"
+        plan = plan_from_functional if functional else plan_to_mindspore
         if site.target.family == "ops":
-            return self.buildings.plan(site)
-        return plan_to_mindspore(site)
+            return self.buildings.plan(site, plan)
+        return plan(site)
 
 
 def _position(node: ast.expr) -> tuple[int, int]:
@@ -206,11 +213,7 @@ def _target_path(reference: Reference, target: Target) -> str | None:
 
 def _differences(rule: Rule, site: Site) -> tuple[str, ...]:
     """Return the differences that matter at this call: of what it passes, and of its result."""
-    found = list(site.differences)
-    mindspore = rule.source if rule.source.dialect == "mindspore" else rule.target
-    gradient = (rule.primitive or mindspore).gradient
-    if gradient not in (None, *_NO_BACKWARD) and "groups.gradients" not in found:
-        found.append("all_reduce.gradient-in-place")
+    found = [*site.differences, *gradient_difference(site)]
     for name in site.given:
         row = rule.row(name)
         found += [row.difference] if row.difference else []

@@ -21,7 +21,6 @@ _LOCAL_NAMES = {
     "mindspore.mint.distributed": "dist",
     "mindspore.ops": "ops",
     "torch.distributed": "dist",
-    "torch.distributed.nn.functional": "functional",
 }
 
 

@@ -7,7 +7,7 @@ import dataclasses
 
 from unisono.port.program import Reference
 
-__all__ = ["ARGUMENT", "Decision", "Lines", "NewArgument", "Plan", "Action"]
+__all__ = ["ARGUMENT", "VALUE", "Decision", "Lines", "NewArgument", "Plan", "Action"]
 
 
 class Action:
@@ -29,6 +29,9 @@ class NewArgument:
 
 #: In the text of what is called: an argument of the old call, as it is after the change.
 ARGUMENT = "{{argument {}}}"
+
+#: In any text: what becomes of an expression that changes where it stands, by its number.
+VALUE = "{{value {}}}"
 
 #: A statement of the program, and new ones that belong to it.
 Lines = tuple[ast.stmt, tuple[str, ...]]

@@ -13,7 +13,7 @@ from pathlib import Path
 from unisono import mapping
 from unisono.errors import ArgumentError
 from unisono.port.primitives.built import Primitive, primitives_in
-from unisono.port.scopes import Binding, Reference, Scopes
+from unisono.port.scopes import Binding, Reference, Scopes, only_imports
 
 __all__ = [
     "SourceTree",
@@ -32,6 +32,8 @@ _OTHER_PLACES = {
     "mindspore.ops.operations.comm_ops": "mindspore.ops",
     "mindspore.ops.operations": "mindspore.ops",
     "torch.distributed.distributed_c10d": "torch.distributed",
+    "torch.distributed.nn.functional": "torch.distributed.nn.functional",
+    "torch.distributed.nn": "torch.distributed.nn.functional",
 }
 #: The modules whose names belong to a dialect; mindspore.ops only as far as the table has them.
 _MODULES = (
@@ -56,11 +58,11 @@ class Unreadable:
 @functools.cache
 def known_paths() -> frozenset[str]:
     """Return every upstream name that the mapping table has."""
-    found: set[str] = set()
+    paths: list[str] = []
     for entry in mapping.load().values():
-        found |= {call.path for call in entry.calls} | {name.path for name in entry.names}
-        found |= {item.path for item in entry.missing}
-    return frozenset(found)
+        paths += [call.path for call in entry.calls] + [name.path for name in entry.names]
+        paths += [item.path for item in entry.missing]
+    return frozenset(paths)
 
 
 def _canonical(path: str, roots: Sequence[str]) -> tuple[str, bool]:
@@ -110,6 +112,8 @@ class SourceFile:
         self.primitives: dict[Reference, Primitive] = {}
         #: Names that take the place of expressions, whose values statements before compute.
         self.hoisted: dict[ast.AST, str] = {}
+        #: Marks for what becomes of expressions that change where they stand.
+        self.changed: dict[ast.AST, str] = {}
         self._given_out: set[str] = set()
 
     def is_free(self, name: str) -> bool:
@@ -129,6 +133,7 @@ class SourceFile:
         """Forget the names that were given out: another round of decisions begins."""
         self._given_out.clear()
         self.hoisted.clear()
+        self.changed.clear()
         for word in ("result_name", "loop_names"):
             self.__dict__.pop(word, None)
 
@@ -308,7 +313,7 @@ class SourceTree:
         for scope in {id(scope): scope for scope in scopes.scope_of.values()}.values():
             for name, bindings in list(scope.bindings.items()):
                 imported = [binding for binding in bindings if binding.kind == "import"]
-                if imported and _only_imports(bindings):
+                if imported and only_imports(bindings):
                     yield from self._uses(file, scope.uses[name], imported, None)
                 elif len(bindings) == 1 and bindings[0].kind == "assignment" and bindings[0].value:
                     # `gather = dist.all_gather_into_tensor`: calls of it go through a variable.
@@ -366,15 +371,6 @@ class SourceTree:
 
 def _position(reference: Reference) -> tuple[int, int]:
     return reference.node.lineno, reference.node.col_offset
-
-
-def _only_imports(bindings: list[Binding]) -> bool:
-    """Tell whether a name is always what was imported, or None where that failed."""
-    return all(
-        binding.kind == "import"
-        or (isinstance(binding.value, ast.Constant) and binding.value.value is None)
-        for binding in bindings
-    )
 
 
 def read_program(

@@ -55,8 +55,8 @@ class _Changes:
         self.before: dict[_Range, list[tuple[_Range | None, str]]] = {}
         self.later: dict[_Range, list[str]] = {}
         self.replaced: dict[_Range, tuple[str, ...]] = {}
-        #: Texts in place of expressions, each with the place of the call that is in it.
-        self.values: dict[_Range, tuple[_Range, str]] = {}
+        #: Texts in place of expressions, each with the place of the call in it.
+        self.values: dict[_Range, tuple[_Range | None, str]] = {}
         self.marks: dict[int, str] = {}
         self.touched: set[int] = set()  # lines whose old marks go
         self.imported = {
@@ -98,8 +98,8 @@ class _Changes:
             return
         self.touched.add(statement.lineno)
         for expression, text in plan.values:
-            call = self.place(reference.call or reference.node)
-            self.values[self.place(expression)] = (call, self.imports.fill(text))
+            made = self.place(reference.call) if "{call}" in text else None
+            self.values[self.place(expression)] = (made, self.imports.fill(text))
         if not plan.function:
             return
         if plan.arguments is None or reference.call is None:
@@ -150,7 +150,8 @@ class _Rewriter(cst.CSTTransformer):
     def __init__(self, changes: _Changes, module: cst.Module) -> None:
         super().__init__()
         self.changes, self.module = changes, module
-        self.codes: dict[_Range, str] = {}
+        self.codes: dict[_Range, str] = {}  # of new calls
+        self.became: dict[_Range, str] = {}  # what is in place of expressions
         self.done: set[_Range] = set()
         self.gone: list[cst.SimpleStatementLine] = []
 
@@ -186,7 +187,8 @@ class _Rewriter(cst.CSTTransformer):
             keyword = cst.Name(argument.keyword) if argument.keyword else None
             old = None if argument.old is None else call.args[argument.old]
             if argument.text is not None:
-                value = cst.parse_expression(self.changes.imports.fill(argument.text))
+                text = self._filled(self.changes.imports.fill(argument.text))
+                value = cst.parse_expression(text)
                 new = old.with_changes(value=value) if old else cst.Arg(value)
             else:
                 assert old is not None
@@ -268,10 +270,7 @@ class _Rewriter(cst.CSTTransformer):
     def _before(self, place: _Range) -> list[Any]:
         found = self.changes.before.get(place, [])
         self.done |= {place} if found else set()
-        return [
-            self._parse(line.replace("{call}", self.codes[call]) if call else line)
-            for call, line in found
-        ]
+        return [self._parse(self._filled(line, call)) for call, line in found]
 
     def _lines(self, place: _Range) -> tuple[str, ...] | None:
         if place in self.changes.imported:
@@ -283,8 +282,17 @@ class _Rewriter(cst.CSTTransformer):
         if place in self.changes.statements:
             self.done.add(place)
             call, lines = self.changes.statements[place]
-            return tuple(line.replace("{call}", self.codes[call]) for line in lines)
+            return tuple(self._filled(line, call) for line in lines)
         return None
+
+    def _filled(self, text: str, call: _Range | None = None) -> str:
+        """Put the code of a call, and of expressions that have changed, into a text."""
+        if call is not None:
+            text = text.replace("{call}", self.codes[call])
+        for node, mark in self.changes.file.changed.items():
+            if mark in text:
+                text = text.replace(mark, self.became[self.changes.place(node)])
+        return text
 
     def _parse(self, text: str) -> Any:
         return cst.parse_statement(text, config=self.module.config_for_parsing)
@@ -322,7 +330,7 @@ class _Rewriter(cst.CSTTransformer):
             if place in self.changes.values:
                 self.done.add(place)
                 call, text = self.changes.values[place]
-                text = text.replace("{call}", self.codes.get(call, ""))
+                self.became[place] = text = self._filled(text, call)
                 new: Any = cst.parse_expression(text)
                 around: Any = original_node
                 return new.with_changes(

@@ -10,7 +10,7 @@ from unisono import mapping
 from unisono.errors import ArgumentError
 from unisono.mapping import Entry, Pair, UpstreamCall
 
-__all__ = ["Row", "Rule", "Target", "difference_text", "rule_for"]
+__all__ = ["Row", "Rule", "Target", "difference_text", "rule_for", "with_gradient"]
 
 _FAMILIES = {
     "comm_func": "mindspore.communication.comm_func",
@@ -156,6 +156,8 @@ def _find(path: str, target: Target, given: frozenset[str], entry: Entry) -> Rul
     source = calls[path]
     if source.style == "built":
         return _from_primitive(source, target, given, entry)
+    if source.dialect == "torch" and source.style == "functional":
+        return _from_functional(source, target, given, entry)
     if target.dialect == "mindspore" and target.family == "mint":
         return _by_name(source, _FAMILIES["mint"], entry)
     if target.dialect == "torch" and not path.startswith("mindspore.communication."):
@@ -202,7 +204,7 @@ def _from_primitive(
     if isinstance(rule, str):
         return rule
     names = _names(primitive)
-    rows = [dataclasses.replace(row, source=names.get(row.source)) for row in rule.rows]
+    rows = [dataclasses.replace(row, source=names.get(row.source or "")) for row in rule.rows]
     rows += [Row("fixed", name, None) for name in _others(primitive, names)]
     return dataclasses.replace(rule, source=primitive, rows=tuple(rows))
 
@@ -214,7 +216,9 @@ def _to_primitive(rule: Rule, given: frozenset[str], entry: Entry) -> Rule | str
     fitting = [
         call
         for call in entry.calls
-        if (same := mapping.same_function(call)) and same[0].path == rule.target.path
+        if call.style == "built"
+        and (same := mapping.same_function(call))
+        and same[0].path == rule.target.path
     ]
     if not fitting:
         return f"MindSpore has no primitive for {rule.source.name}; comm_func and mint have a call"
@@ -226,24 +230,67 @@ def _with_primitive(rule: Rule, primitive: UpstreamCall) -> Rule:
     names = _names(primitive)
     rows = []
     for row in rule.rows:
-        target = names.get(row.target)
+        target = names.get(row.target or "")
         kept = [key for key in row.changes if target or key != "tensors_to_shapes"]
         rows.append(dataclasses.replace(row, target=target, changes=tuple(kept)))
     rows += [Row("fixed", None, name) for name in _others(primitive, names)]
     return dataclasses.replace(rule, target=primitive, rows=tuple(rows))
 
 
-def _names(primitive: UpstreamCall) -> dict[str | None, str]:
-    """Return the primitive's names for the parameters of the function that does the same."""
-    same = mapping.same_function(primitive)
-    assert same is not None
+def _names(call: UpstreamCall) -> dict[str, str]:
+    """Return a call's names for the parameters of the function that does the same."""
+    same = mapping.same_function(call)
+    if same is None:
+        return {argument.name: argument.name for argument in call.parameters}
     return {name: value.id for name, value in same[1].items() if isinstance(value, ast.Name)}
 
 
-def _others(primitive: UpstreamCall, names: dict[str | None, str]) -> list[str]:
+def _others(primitive: UpstreamCall, names: dict[str, str]) -> list[str]:
     """Return the parameters of a primitive that the function does not have."""
     every = (*primitive.parameters, *primitive.call_parameters)
     return [argument.name for argument in every if argument.name not in names.values()]
+
+
+# ---- torch's functions that return their results -------------------------------------------------
+
+
+def _from_functional(
+    source: UpstreamCall, target: Target, given: frozenset[str], entry: Entry
+) -> Rule | str:
+    """Make a rule from that for the call with the same name that writes in place."""
+    if target.family == "mint":
+        return "mint's calls write in place and have no gradient; mindspore:comm_func has one"
+    there = dataclasses.replace(target, family="comm_func")
+    rule = _find(f"torch.distributed.{source.name}", there, given, entry)
+    if isinstance(rule, str):
+        return rule
+    own, names = {argument.name for argument in source.parameters}, _names(source)
+    rows = []
+    for row in rule.rows:
+        name = names.get(row.target or "") or (row.source if row.source in own else None)
+        rows.append(dataclasses.replace(row, source=name))
+    rule = dataclasses.replace(rule, source=source, rows=tuple(rows))
+    return _to_primitive(rule, given, entry) if target.family == "ops" else rule
+
+
+def with_gradient(rule: Rule) -> Rule | None:
+    """Return the rule for torch's function that returns its result and has the same gradient."""
+    source, same = rule.source, mapping.same_function(rule.source)
+    path = same[0].path if same else source.path
+    for call in mapping.calls().values():
+        there = mapping.same_function(call) if call.dialect == "torch" else None
+        if there is None or there[0].path != path or call.gradient != source.gradient:
+            continue
+        assert rule.pair is not None
+        here, names = _names(source), _names(call)
+        rows = [
+            Row(row.role, here.get(row.mindspore), names.get(row.mindspore), row.changes)
+            for row in rule.pair.parameters
+            if row.mindspore
+        ]
+        rows += [row for row in rule.rows if row.role == "fixed"]
+        return dataclasses.replace(rule, target=call, rows=tuple(rows))
+    return None
 
 
 # ---- choosing ------------------------------------------------------------------------------------

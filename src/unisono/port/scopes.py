@@ -14,6 +14,7 @@ __all__ = [
     "block_of",
     "is_alone",
     "loops_around",
+    "only_imports",
     "position",
 ]
 
@@ -275,3 +276,12 @@ def loops_around(node: ast.AST, scopes: Scopes) -> set[ast.AST]:
 def position(node: ast.expr | ast.stmt) -> tuple[int, int]:
     """Return where a node begins, to say which of two comes first in the text."""
     return node.lineno, node.col_offset
+
+
+def only_imports(bindings: list[Binding]) -> bool:
+    """Tell whether a name is always what was imported, or None where that failed."""
+    return all(
+        binding.kind == "import"
+        or (isinstance(binding.value, ast.Constant) and binding.value.value is None)
+        for binding in bindings
+    )

@@ -76,8 +76,8 @@ class _Replaced(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> ast.AST:
         """Return a copy of a node, with names in it; remember uses of a dialect that stay."""
-        if node in self.file.hoisted:
-            return ast.Name(self.file.hoisted[node])
+        if (name := self.file.hoisted.get(node) or self.file.changed.get(node)) is not None:
+            return ast.Name(name)
         if node in self.file.by_node:
             self.uses.append(node)
         return self.generic_visit(copy.copy(node))
@@ -144,14 +144,6 @@ class Site:
         if replaced.uses:
             raise Refused("an argument calls the other dialect itself; give it a name first")
         return text
-
-    def argument(self, role: str) -> NewArgument | None:
-        """Return what becomes of the argument with a role, None if it is not needed."""
-        for name, (index, value) in self.given.items():
-            row = self.rule.row(name)
-            if row.role == role and row.target is not None:
-                return self._argument(row, row.target, index, value)
-        return None
 
     def reference_at(self, node: ast.expr) -> Reference | None:
         """Return the use of a dialect that an expression is."""

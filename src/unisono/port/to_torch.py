@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 
 from unisono.port.flow import is_new, is_pure, why_not_rebind
+from unisono.port.gradients.forward_pass import check_message
 from unisono.port.plan import Action, Plan
-from unisono.port.primitives.gradients import plan_with_gradient
 from unisono.port.primitives.hoist import statement_before
 from unisono.port.rules import difference_text
 from unisono.port.site import Refused, Site
 from unisono.port.to_mindspore import check_place
 
-__all__ = ["plan_to_torch"]
+__all__ = ["InPlace", "plan_to_torch"]
 
 _DIST = "«torch.distributed»"
 #: MindSpore's default of a root, which torch wants to be told.
@@ -41,6 +41,7 @@ def plan_to_torch(site: Site) -> tuple[str, str, Plan]:
         raise Refused(difference_text("groups.members-only"), "groups.members-only")
     if rule.source.name == "P2POp" and rule.pair is not None:
         raise Refused(difference_text("send_recv.batch"), "send_recv.batch")
+    check_message(site)
     roots = {
         row.target: _DEFAULT_ROOT
         for row in rule.rows
@@ -56,7 +57,7 @@ def plan_to_torch(site: Site) -> tuple[str, str, Plan]:
             raise Refused("it uses what Send returns, and torch's send returns nothing")
         plan = Plan(rule.target.path, site.arguments(**roots))
         return Action.REWRITE, "; ".join(["the same call with other names", *site.notes]), plan
-    return plan_with_gradient(site) or _InPlace(site, roots).plan()
+    return InPlace(site, roots).plan()
 
 
 def _start(site: Site) -> tuple[str, str, Plan]:
@@ -68,7 +69,7 @@ def _start(site: Site) -> tuple[str, str, Plan]:
     return Action.REWRITE, "torch chooses the backend", Plan(site.rule.target.path, ())
 
 
-class _InPlace:
+class InPlace:
     """A call that returns in comm_func and writes in torch."""
 
     def __init__(self, site: Site, roots: dict[str, str]) -> None:
@@ -115,14 +116,16 @@ class _InPlace:
             else:
                 self.replaced[output.target] = text
         if self.rule.only_root:
-            root = self.site.value("root")
-            if root is not None and not is_pure(root) and root not in self.site.constructed:
-                raise Refused(
-                    "the rank that gets the result is an expression; give it a name first"
-                )
-            text = self.site.text(root) if root is not None else _DEFAULT_ROOT
-            lines.append(f"if {_DIST}.get_rank() != {text}:\n    {result}.zero_()")
+            lines.append(self._zeros(result))
         return self._done(lines, reason, statement)
+
+    def _zeros(self, result: str) -> str:
+        """Return the statement that makes zeros of what other ranks than the root have."""
+        root = self.site.value("root")
+        if root is not None and not is_pure(root) and root not in self.site.constructed:
+            raise Refused("the rank that gets the result is an expression; give it a name first")
+        text = self.site.text(root) if root is not None else _DEFAULT_ROOT
+        return f"if {_DIST}.get_rank() != {text}:\n    {result}.zero_()"
 
     def _done(self, lines: list[str], reason: str, statement: ast.stmt) -> tuple[str, str, Plan]:
         there = (*lines, "the statement itself") if self.value else tuple(lines)
@@ -209,7 +212,8 @@ class _InPlace:
             return [_call(handle)], "nobody else has the tensor, so it can be overwritten"
         text = self.site.text(source)
         self.replaced[row.target] = result
-        if source in self.file.hoisted or is_new(source, self.file.scopes):
+        moved = source in self.file.hoisted or source in self.file.changed
+        if moved or is_new(source, self.file.scopes):
             return [f"{result} = {text}", _call(handle)], "nobody else has the tensor"
         text = text if is_pure(source) or isinstance(source, ast.Call) else f"({text})"
         return [f"{result} = {text}.clone()", _call(handle)], "the input stays as it was"

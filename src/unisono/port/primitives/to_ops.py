@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+from collections.abc import Callable
 
 from unisono.mapping import Argument
 from unisono.port.flow import is_pure
@@ -27,10 +28,10 @@ from unisono.port.primitives.built import (
 from unisono.port.program import SourceFile, SourceTree
 from unisono.port.rules import difference_text
 from unisono.port.site import Refused, Site
-from unisono.port.to_mindspore import plan_to_mindspore
 
 __all__ = ["Buildings"]
 
+_Planner = Callable[[Site], tuple[str, str, Plan]]
 _OPS = "«mindspore.ops»"
 _COMM = "«mindspore.communication»"
 
@@ -42,16 +43,19 @@ class Buildings:
         self.program, self.file = program, file
         self._attributes: dict[tuple[ast.ClassDef, str], str] = {}
 
-    def plan(self, site: Site) -> tuple[str, str, Plan]:
-        """Return the verdict, its reason, and the change for one call; or raise Refused."""
+    def plan(self, site: Site, for_function: _Planner) -> tuple[str, str, Plan]:
+        """Return the verdict, its reason, and the change for one call; or raise Refused.
+
+        `for_function` plans the call of comm_func that does the same.
+        """
         target = site.rule.target
         if target.style != "built":
-            return plan_to_mindspore(site)
+            return for_function(site)
         if site.mode != "sync":
             raise Refused("primitives have no async_op; comm_func and mint have it")
         if target.name == "AlltoAllV":
             raise Refused(difference_text("all_to_all.elements"), "all_to_all.elements")
-        verdict, reason, plan = plan_to_mindspore(site)
+        verdict, reason, plan = for_function(site)
         return verdict, reason, self._with_primitive(site, plan)
 
     def _with_primitive(self, site: Site, plan: Plan) -> Plan:

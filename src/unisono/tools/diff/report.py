@@ -45,10 +45,9 @@ def report(selection: Selection, language: str = "en", columns: int = 100) -> It
     calls = {call.path: call for call in selection.entry.calls}
     for pair in selection.pairs:
         yield from _show_pair(pair, calls, label, columns)
-    if keys := dict.fromkeys(call.gradient for call in selection.calls if call.gradient):
+    if selection.gradients:
         yield from heading("gradients")
-        for key in keys:
-            paths = [call.path for call in selection.calls if call.gradient == key]
+        for key, paths in selection.gradients.items():
             yield from lines(", ".join(paths), 2)
             yield from lines(label("gradient", key), 4)
     yield from heading("differences")

@@ -70,6 +70,15 @@ class Selection:
         paths = [path for pair in self.pairs for path in (pair.torch, pair.mindspore) if path]
         return [*(known[path] for path in dict.fromkeys(paths)), *self.others]
 
+    @property
+    def gradients(self) -> dict[str, list[str]]:
+        """Return MindSpore's calls that have a gradient, by the key of their backward."""
+        found: dict[str, list[str]] = {}
+        for call in self.calls:
+            if call.gradient and call.dialect == "mindspore":
+                found.setdefault(call.gradient, []).append(call.path)
+        return found
+
 
 def names() -> list[str]:
     """List the names that `unisono diff` knows, without their module paths."""

@@ -12,15 +12,15 @@ class Layer:
     def construct(self, x):
         summed = functional.all_reduce(x * 2)
         rows = torch.cat(torch.atleast_1d(functional.all_gather(summed)))
-        part = functional.reduce_scatter(rows.new_empty((rows.shape[0] // dist.get_world_size(), *rows.shape[1:])), list(rows.chunk(dist.get_world_size())))
+        part = functional.reduce_scatter(torch.empty_like(rows.chunk(dist.get_world_size())[0]), rows.chunk(dist.get_world_size()))
         handle = None
         assert handle is None
-        biggest = part.clone()
-        dist.all_reduce(biggest, op=dist.ReduceOp.MAX)
+        biggest = torch.stack(functional.all_gather(part)).amax(0)
         rows = torch.cat(torch.atleast_1d(functional.all_gather(functional.all_reduce(x) + biggest)))
         tensor = rows + 1
+        result = functional.reduce_scatter(torch.empty_like(tensor.chunk(dist.get_world_size())[0]), tensor.chunk(dist.get_world_size()), op=dist.ReduceOp.SUM)
         # unisono port: left as it is: the same statement calls something before it; give the call a line of its own
-        return functional.reduce_scatter(tensor.new_empty((tensor.shape[0] // dist.get_world_size(), *tensor.shape[1:])), list(tensor.chunk(dist.get_world_size())), op=dist.ReduceOp.SUM) + functional.all_to_all_single(torch.empty_like(rows), rows).sum() * self.first((x,))[0]
+        return result + functional.all_to_all_single(torch.empty_like(rows), rows).sum() * self.first((x,))[0]
 
 
 def evaluate(x):

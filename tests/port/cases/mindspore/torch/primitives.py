@@ -22,31 +22,24 @@ class Mixed:
 
     def construct(self, x):
         dist.barrier()
-        result = x * 2
-        dist.all_reduce(result, op=dist.ReduceOp.MIN, group=self.group)
-        x += result
+        x += torch.stack(functional.all_gather(x * 2, group=self.group)).amin(0)
         rows = torch.cat(torch.atleast_1d(functional.all_gather(x)))
-        result_2 = rows.new_empty((rows.shape[0] // dist.get_world_size(), *rows.shape[1:]))
-        dist.reduce_scatter_tensor(result_2, rows, op=dist.ReduceOp.MAX)
-        self.kept = result_2
+        result = rows.new_empty((rows.shape[0] // dist.get_world_size(), *rows.shape[1:]))
+        dist.reduce_scatter_tensor(result, rows, op=dist.ReduceOp.MAX)
+        self.kept = result
+        if torch.stack(functional.all_gather(x, group=self.group)).amin(0).sum() + self.kept.sum() > 1:
+            result_2 = rows.clone()
+            dist.broadcast(result_2, src=0)
+            rows = rows + result_2
         result_3 = x.clone()
-        dist.all_reduce(result_3, op=dist.ReduceOp.MIN, group=self.group)
-        if result_3.sum() + self.kept.sum() > 1:
-            result_4 = rows.clone()
-            dist.broadcast(result_4, src=0)
-            rows = rows + result_4
-        result_5 = x.clone()
-        dist.broadcast(result_5, src=0)
-        copies = (result_5,)
-        result_6 = x.clone()
-        dist.all_reduce(result_6, op=dist.ReduceOp.MIN, group=self.group)
-        for row in torch.cat(torch.atleast_1d(functional.all_gather(result_6))):
+        dist.broadcast(result_3, src=0)
+        copies = (result_3,)
+        for row in torch.cat(torch.atleast_1d(functional.all_gather(torch.stack(functional.all_gather(x, group=self.group)).amin(0)))):
             rows = rows + row.sum()
-        result_7 = x.clone()
-        dist.reduce(result_7, dst=1)
+        result_4 = functional.reduce(x, dst=1)
         if dist.get_rank() != 1:
-            result_7.zero_()
-        return torch.cat([rows, self.kept, *copies, result_7, functional.all_to_all_single(torch.empty_like(rows), rows)])
+            result_4.zero_()
+        return torch.cat([rows, self.kept, *copies, result_4, functional.all_to_all_single(torch.empty_like(rows), rows)])
 
 
 def message(x):
@@ -57,16 +50,12 @@ def message(x):
     elif rank == 1:
         x = torch.empty([2], dtype=torch.float32)
         dist.recv(x, src=0, tag=0)
-    result_8 = x.clone()
-    dist.all_reduce(result_8, op=dist.ReduceOp.MAX)
-    return result_8 + functional.all_reduce(x)
+    return torch.stack(functional.all_gather(x)).amax(0) + functional.all_reduce(x)
 
 
 def uneven(x, size):
     counts = [1] * size
-    result_9 = x.new_empty(sum(counts))
-    dist.all_to_all_single(result_9, x, output_split_sizes=counts, input_split_sizes=counts)
-    return result_9
+    return functional.all_to_all_single(x.new_empty(sum(counts)), x, output_split_sizes=counts, input_split_sizes=counts)
 
 
 def main():

@@ -1,6 +1,7 @@
 """Primitives that stay as they are, with the reason above their calls."""
 import torch
 from mindspore import ops
+from torch.distributed.nn import functional
 import torch.distributed as dist
 
 
@@ -52,25 +53,31 @@ class Conditions:
     """The order of evaluation, or whether a call is made, must not change."""
 
     def __init__(self):
-        self.biggest = ops.AllReduce("max")
+        self.copy = ops.Broadcast(0)
 
     def construct(self, x):
         # unisono port: left as it is: the primitive stays, because another call of it stays
-        several = [self.biggest(x + n) for n in range(2)]
+        several = [self.copy((x + n,))[0] for n in range(2)]
         # unisono port: left as it is: the primitive stays, because another call of it stays
-        either = self.biggest(x) if len(several) else x
+        either = self.copy((x,))[0] if len(several) else x
         # unisono port: left as it is: a statement before this one would not always do the same; give the call a line of its own
-        while self.biggest(either).sum() < 10:
+        while self.copy((either,))[0].sum() < 10:
             either = either + 1
         return torch.cat([*several, either])
 
 
 def in_order(x):
-    biggest = ops.AllReduce("max")
+    copy = ops.Broadcast(1)
     # unisono port: left as it is: the primitive stays, because another call of it stays
-    plain = biggest(x)
+    plain = copy((x,))[0]
     # unisono port: left as it is: the same statement calls something before it; give the call a line of its own
-    return x.add_(1) + biggest(x) + plain
+    return x.add_(1) + copy((x,))[0] + plain
+
+
+def mixed(x):
+    """The sum stays in its place, and so nothing after it can be moved before it."""
+    # unisono port: left as it is: the same statement calls something before it; give the call a line of its own
+    return functional.all_reduce(x) + ops.Reduce(0)(x)
 
 
 def others(x):
@@ -88,4 +95,4 @@ def main():
     x = torch.ones(2) * (dist.get_rank() + 1)
     answers = [Chosen(True).construct(x), Chosen(False).construct(x), Handed().construct(x)]
     answers += [Base().construct(x), Derived().construct(x), Conditions().construct(x)]
-    return torch.cat([*answers, in_order(x), others(x)]).tolist()
+    return torch.cat([*answers, in_order(x), mixed(x), others(x)]).tolist()

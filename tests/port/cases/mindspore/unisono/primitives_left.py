@@ -47,20 +47,25 @@ class Conditions:
     """The order of evaluation, or whether a call is made, must not change."""
 
     def __init__(self):
-        self.biggest = ops.AllReduce("max")
+        self.copy = ops.Broadcast(0)
 
     def construct(self, x):
-        several = [self.biggest(x + n) for n in range(2)]
-        either = self.biggest(x) if len(several) else x
-        while self.biggest(either).sum() < 10:
+        several = [self.copy((x + n,))[0] for n in range(2)]
+        either = self.copy((x,))[0] if len(several) else x
+        while self.copy((either,))[0].sum() < 10:
             either = either + 1
         return torch.cat([*several, either])
 
 
 def in_order(x):
-    biggest = ops.AllReduce("max")
-    plain = biggest(x)
-    return x.add_(1) + biggest(x) + plain
+    copy = ops.Broadcast(1)
+    plain = copy((x,))[0]
+    return x.add_(1) + copy((x,))[0] + plain
+
+
+def mixed(x):
+    """The sum stays in its place, and so nothing after it can be moved before it."""
+    return ops.AllReduce()(x) + ops.Reduce(0)(x)
 
 
 def others(x):
@@ -75,4 +80,4 @@ def main():
     x = torch.ones(2) * (get_rank() + 1)
     answers = [Chosen(True).construct(x), Chosen(False).construct(x), Handed().construct(x)]
     answers += [Base().construct(x), Derived().construct(x), Conditions().construct(x)]
-    return torch.cat([*answers, in_order(x), others(x)]).tolist()
+    return torch.cat([*answers, in_order(x), mixed(x), others(x)]).tolist()
