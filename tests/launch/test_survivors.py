@@ -41,7 +41,7 @@ def write(folder: Path, text: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("again", essential(1, range(5)))
+@pytest.mark.parametrize("again", essential(1, range(3)))
 @pytest.mark.parametrize(
     ("start", "tensor"),
     essential_rows(2, [(FACE, NUMPY), (BACKEND, TORCH), (FACE_AND_TORCH, TORCH)]),

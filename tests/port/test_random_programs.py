@@ -135,7 +135,7 @@ def run(source: str, ranks: int) -> list[Any]:
     return unisono.spawn(module.main, ranks, timeout=60)
 
 
-@pytest.mark.parametrize("first", essential(1, range(0, 240, 8)))
+@pytest.mark.parametrize("first", essential(1, range(0, 120, 8)))
 def test_random_programs(first: int) -> None:
     for seed in range(first, first + 8):
         source = program(seed)
