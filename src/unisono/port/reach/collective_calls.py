@@ -93,7 +93,7 @@ class CollectiveCalls:
         self.direct: dict[ast.Call, MadeCollective] = {}
         self.functions: dict[ast.Call, Definition] = {}
         #: Every function that makes a collective, by its file; and what such a call stands in.
-        self.loud: dict[SourceFile, list[FunctionNode]] = defaultdict(list)
+        self.communicating: dict[SourceFile, list[FunctionNode]] = defaultdict(list)
         self.around: set[ast.AST] = set()
         self._inside: dict[ast.AST, list[ast.Call]] = defaultdict(list)
         self._has_primitives = bool(program.paths & _paths(built=True))
@@ -104,22 +104,22 @@ class CollectiveCalls:
         """Find all collectives, and then the functions that lead to them."""
         callers: dict[ast.AST, list[tuple[ast.Call, SourceFile, FunctionNode]]] = defaultdict(list)
         targets: dict[ast.Call, Definition] = {}
-        loud: list[ast.AST] = []
+        pending: list[ast.AST] = []
         seen: set[ast.AST] = set()
         for done, file in enumerate(program.files):
             progress(done, len(program.files))
             for call, home in _calls(file):
                 if (found := self._collective(call, file)) is not None:
                     self.direct[call] = found
-                    self._mark(call, home, file, loud, seen)
+                    self._mark(call, home, file, pending, seen)
                 elif (target := self._definitions.called(call, file)) is not None:
                     targets[call] = target
                     callers[target.node].append((call, file, home))
         progress(len(program.files), len(program.files))
-        while loud:
-            for call, file, home in callers[loud.pop()]:
+        while pending:
+            for call, file, home in callers[pending.pop()]:
                 self.functions[call] = targets[call]
-                self._mark(call, home, file, loud, seen)
+                self._mark(call, home, file, pending, seen)
 
     def first(self, target: Definition) -> MadeCollective | None:
         """Return a collective that a function makes, by the shortest way."""
@@ -140,14 +140,14 @@ class CollectiveCalls:
         call: ast.Call,
         home: FunctionNode,
         file: SourceFile,
-        loud: list[ast.AST],
+        pending: list[ast.AST],
         seen: set[ast.AST],
     ) -> None:
         """Note that a function makes a collective at a call."""
         if home not in seen:
             seen.add(home)
-            loud.append(home)
-            self.loud[file].append(home)
+            pending.append(home)
+            self.communicating[file].append(home)
         self._inside[home].append(call)
         node: ast.AST = call
         while node is not home and node not in self.around:

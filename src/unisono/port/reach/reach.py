@@ -65,14 +65,14 @@ class Reach:
     ) -> None:
         definitions = Definitions(program)
         self._calls = CollectiveCalls(program, definitions, progress)
-        communicating = {node for nodes in self._calls.loud.values() for node in nodes}
+        communicating = {node for nodes in self._calls.communicating.values() for node in nodes}
         forms = RankForms(definitions, communicating)
         self._sequences = Sequences(self._calls, forms, definitions)
 
     def unreached(self, file: SourceFile) -> list[Unreached]:
         """Return the collectives of a file that some ranks may not reach, by their lines."""
         found: dict[ast.Call, Unreached] = {}
-        for node in self._calls.loud.get(file, ()):
+        for node in self._calls.communicating.get(file, ()):
             for each in self._in_function(node, file):
                 call = each.collective.call
                 if call not in found or (each.certain and not found[call].certain):
