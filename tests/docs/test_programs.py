@@ -84,7 +84,10 @@ def test_the_last_step_of_the_tutorial_runs_on_two_hosts(
         ]
         codes = [each.wait(DEADLINE) for each in started]
         assert codes == [0, 0], [each.err for each in started]
-        assert [each.out.splitlines() for each in started] == [shown for _, shown in steps]
+        # torchrun's ranks do not buffer: one may write between the other's line and its end.
+        assert [each.out.replace("\n", "") for each in started] == [
+            "".join(shown) for _, shown in steps
+        ]
 
 
 def check(command: str, shown: list[str], folder: Path) -> None:
