@@ -1,0 +1,223 @@
+"""What a group needs for calls on the GPU; its ranks make it together, at their first such call."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from unisono.core.buffers import view
+from unisono.core.call import Call
+from unisono.core.engine import DRAIN_SECONDS, Work
+from unisono.engines.common import consistency
+from unisono.engines.common.inner_calls import inner_caller
+from unisono.engines.common.reductions import Array
+from unisono.engines.cuda.collectives import COLLECTIVES, STEPS, Lending, Pass
+from unisono.engines.cuda.device import Device, Moment
+from unisono.engines.cuda.kernels import MAX_SOURCES
+from unisono.engines.cuda.scratch import Scratch
+from unisono.engines.cuda.sharing import EXPORT_BYTES, Export
+from unisono.engines.cuda.signals import BLOCK_BYTES, Block, Signals
+from unisono.engines.cuda.watchdog import Followed, Watchdog
+from unisono.engines.shm.engine import ShmEngine
+from unisono.errors import MismatchError, PeerLost, UnisonoError, Unsupported
+
+__all__ = ["Connection", "Meeting"]
+
+_GREETING = struct.Struct("<32sQQ")  # the GPU, the process, the place of its block of words
+_FREED = 4  # how many blocks that it has freed a rank tells others of in one call
+
+
+class Meeting:
+    """Ranks tell each other which GPU they are on.
+
+    It begins where the caller makes the call, so that it is in order with the group's calls on the
+    CPU: ranks of which some call with device memory and some without get a mismatch.
+    """
+
+    def __init__(
+        self, host: ShmEngine, device: Device, watchdog: Watchdog, timeout: float
+    ) -> None:
+        if host.size > MAX_SOURCES:
+            raise Unsupported(f"{host.size} ranks share a GPU; engine 'cuda' has up to 64")
+        self._host = host
+        self._device = device
+        self._watchdog = watchdog
+        place = host.allocate_block(BLOCK_BYTES)
+        process = device.exports.process
+        greeting = _GREETING.pack(device.driver.identity.encode(), process, place)
+        self._greetings = np.empty((host.size, len(greeting)), np.uint8)
+        own = np.frombuffer(greeting, np.uint8)
+        caller = inner_caller(host, timeout, blocking=False)
+        call = Call.all_gather(caller, view(own), view(self._greetings.reshape(-1)))
+        self._work: Work = host.all_gather(call)
+        self._connection: Connection | None = None
+
+    def connection(self) -> Connection:
+        """The connection, once all ranks have come."""
+        if self._connection is None:
+            self._work.wait()
+            greetings = [_GREETING.unpack(row.tobytes()) for row in self._greetings]
+            gpus = [greeting[0].decode() for greeting in greetings]
+            if len(set(gpus)) > 1:
+                raise Unsupported(
+                    f"the ranks' tensors are on {len(set(gpus))} GPUs; engine 'cuda' joins ranks "
+                    "that share one, and across GPUs it has never been run: use 'torch:nccl'"
+                )
+            processes = [greeting[1] for greeting in greetings]
+            places = [greeting[2] for greeting in greetings]
+            self._connection = Connection(
+                self._host, self._device, self._watchdog, processes, places
+            )
+        return self._connection
+
+    def close(self) -> None:
+        """Leave the connection, if there is one."""
+        if self._connection is not None:
+            self._connection.close()
+
+
+class Connection:
+    """One rank's part of a group on the GPU."""
+
+    def __init__(
+        self,
+        host: ShmEngine,
+        device: Device,
+        watchdog: Watchdog,
+        processes: Sequence[int],
+        places: Sequence[int],
+    ) -> None:
+        # Apart from the group's calls on the CPU, which are in no order with these.
+        self._host = host.split(range(host.size), f"cuda {places}")
+        self.device = device
+        self._processes = processes
+        for process in processes:
+            device.imports.join(process)
+        blocks = [Block(device.driver, host.map_block(place, BLOCK_BYTES)) for place in places]
+        self._signals = Signals(blocks, host.rank)
+        self._scratch = Scratch(device, self._signals)
+        self._watchdog = watchdog
+        self._steps = 0
+        self._underway: list[Moment] = []  # ends of calls, in order; the last one stays here
+        self._failure: UnisonoError | None = None
+        self._told = 0  # how many freed blocks the others know of
+
+    def run(self, call: Call, stream: int, after: Moment | None = None) -> Moment:
+        """Put a call into a stream, and return when the hosts have met: not when it has run."""
+        if self._failure is not None:
+            raise self._failure
+        for moment in (after, *self._underway[-1:]):
+            if moment is not None:
+                moment.delay(stream)
+        rank, size = self._host.rank, self._host.size
+        way = Pass(self.device, self._signals, self._scratch, rank, size, stream, self._steps)
+        self._steps += STEPS
+        lending = way.lend(call)
+        try:
+            if size > 1:
+                way.lendings, way.counts = self._meet(call, lending)
+            COLLECTIVES[call.verb](way, call)
+        except MismatchError:
+            self._scratch.lend((), 0)  # nobody reads it
+            raise
+        except UnisonoError as error:
+            self._give_up(error)
+            raise
+        return self._follow(stream, call.timeout, str(call), call[1:3])
+
+    def _follow(self, stream: int, timeout: float, what: str, kept: object) -> Moment:
+        end = Moment(self.device, stream)
+        end.failure = self._failure
+        self._underway = [one for one in self._underway if not one.has_come()]
+        self._underway.append(end)
+        self._watchdog.follow(
+            Followed(end, timeout, what, self._find_fault, self._give_up, kept)
+        )
+        return end
+
+    def close(self) -> None:
+        """Leave the group: let its calls end, or give them up."""
+        self.device.driver.enter()
+        stream = self.device.take_stream()
+        for moment in self._underway[-1:]:
+            moment.delay(stream)
+        self._scratch.await_readers(stream)
+        end = self._follow(stream, DRAIN_SECONDS, "the end of the group", None)
+        until = time.monotonic() + 2 * DRAIN_SECONDS  # the watchdog gives it up meanwhile
+        while not end.has_come() and time.monotonic() < until:
+            time.sleep(1e-4)
+        self.device.give_stream(stream, end)
+        self._scratch.close()
+        self._signals.close()
+        for process in self._processes:
+            self.device.imports.leave(process)
+        self._host.close()
+
+    # ---- meeting before each call ----
+
+    def _meet(self, call: Call, lending: Lending) -> tuple[list[Lending], Array | None]:
+        """Compare calls and exchange what ranks lend; what each sends to each if that differs."""
+        table: Array | None = None
+
+        def counts() -> Array:
+            nonlocal table
+            table = self._from_all(call, np.array([call.sends, call.receives], np.int64))
+            return table
+
+        described = consistency.Descriptor.of(call).encoded()
+        lent = np.frombuffer(lending.source.encoded() + lending.result.encoded(), np.uint8)
+        rows = self._from_all(call, np.concatenate([described, lent, self._freed()]))
+        edges = np.cumsum([len(described), EXPORT_BYTES, EXPORT_BYTES])
+        descriptions, sources, results, freed = np.split(rows, edges, axis=1)
+        descriptors = [consistency.Descriptor.decoded(row) for row in descriptions]
+        consistency.compare(call.number, descriptors, counts if call.sends else None)
+        self._close_freed(freed)
+        lendings = [
+            Lending(Export.decoded(source.tobytes()), Export.decoded(result.tobytes()))
+            for source, result in zip(sources, results, strict=True)
+        ]
+        return lendings, None if table is None else table[:, 0]
+
+    def _from_all(self, call: Call, mine: Array) -> Array:
+        everybodys = np.empty((self._host.size, *mine.shape), mine.dtype)
+        caller = inner_caller(self._host, call.timeout, site=call.site)
+        flat = view(mine.reshape(-1)), view(everybodys.reshape(-1))
+        self._host.all_gather(Call.all_gather(caller, *flat)).wait()
+        return everybodys
+
+    def _freed(self) -> Array:
+        """The next blocks to tell others of; 0 for none."""
+        numbers = self.device.exports.freed[self._told : self._told + _FREED]
+        self._told += len(numbers)
+        return np.array([*numbers, *[0] * (_FREED - len(numbers))], np.uint64).view(np.uint8)
+
+    def _close_freed(self, rows: Array) -> None:
+        for process, row in zip(self._processes, rows, strict=True):
+            for number in row.copy().view(np.uint64).tolist():
+                if number:
+                    self.device.imports.close(process, number)
+
+    # ---- faults ----
+
+    def _find_fault(self) -> UnisonoError | None:
+        lost = self._host.lost_ranks()
+        if lost:
+            texts = ", ".join(f"rank {rank} {reason}" for rank, reason in lost.items())
+            return PeerLost(f"{texts} before all ranks had ended the call", sorted(lost))
+        ranks = self._signals.given_up()
+        if ranks:
+            return PeerLost(f"ranks {ranks} have given the group up", ranks)
+        return None
+
+    def _give_up(self, error: UnisonoError) -> None:
+        """Let streams go on that wait for other ranks; no call of this group has a result now."""
+        if self._failure is None:
+            self._failure = error
+        for moment in self._underway:
+            if moment.failure is None and not moment.has_come():
+                moment.failure = error
+        self._signals.give_up()
+        self._signals.release(self._steps)
