@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import shutil
 import subprocess
 import tempfile
@@ -14,13 +13,13 @@ from pathlib import Path
 from unisono.core.dtypes import DTYPES, ReduceOp
 from unisono.engines.cuda import kernels
 
-__all__ = ["COMPILER", "CudaOnCpu", "build", "expressions"]
+__all__ = ["COMPILER", "KERNELS", "CudaOnCpu", "build", "expressions"]
 
 #: The path of the compiler; None where there is none.
 COMPILER = shutil.which("g++")
 
 _HEADER = Path(__file__).with_name("cuda_on_cpu.hpp")
-_KERNELS = Path(kernels.__file__).with_name("reduce.cu")
+KERNELS = Path(kernels.__file__).with_name("reduce.cu")
 _OPTIONS = ["-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-Wfatal-errors"]
 _LAUNCH = """
 extern "C" bool launch(const char* expression, unsigned blocks, unsigned threads, void* to,
@@ -89,12 +88,12 @@ def build(folder: Path) -> CudaOnCpu:
             code.write_text(source)
             command = [COMPILER or "g++", *_OPTIONS, f"-I{_HEADER.parent}", code, "-o", made]
             subprocess.run(command, check=True)
-            os.replace(made, library)
+            made.replace(library)
     return CudaOnCpu(library)
 
 
 def _source() -> str:
-    lines = [f'#include "{_HEADER.name}"', "#include <cstring>", _KERNELS.read_text(), _LAUNCH]
+    lines = [f'#include "{_HEADER.name}"', "#include <cstring>", KERNELS.read_text(), _LAUNCH]
     lines += [
         f'    if (std::strcmp(expression, "{name}") == 0) return run({name}), true;'
         for name in expressions()

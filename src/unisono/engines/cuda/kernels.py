@@ -21,8 +21,8 @@ MAX_SOURCES = 64
 #: Bytes that one thread reads at once from each source.
 _BLOCK = 16
 _THREADS = 256
-#: 2048 threads, the most that a processor holds; more would only queue.
-_BLOCKS_PER_PROCESSOR = 8
+#: So many find room at once on every processor, with 64 registers for each thread.
+_BLOCKS_PER_PROCESSOR = 4
 
 #: Types of elements, if they have another name than NumPy's.
 _ELEMENTS = {
@@ -36,7 +36,7 @@ _ELEMENTS = {
 }
 #: Types in which elements are combined, if not in their own.
 _ACCUMULATORS = {"float16": "float", "bfloat16": "float"}
-#: An average of integers is exact: the sum of all sources fits these types.
+#: An average of integers is exact: all sources together fit these types, unsigned ones too.
 _EXACT = {1: "int32", 2: "int32", 4: "int64", 8: "int128"}
 _OPERATORS = {
     "sum": "Sum",
@@ -72,8 +72,7 @@ def expression(dtype: DType, op: ReduceOp) -> str:
     if dtype.kind == "bool":
         operator = _LOGICAL.get(op.name, operator)
     if dtype.kind == "integer" and op.name == "avg":
-        unsigned = "u" if dtype.name.startswith("u") else ""
-        accumulator = unsigned + _EXACT[dtype.itemsize]
+        accumulator = _EXACT[dtype.itemsize]
     first = "Scale" if op.name == "premul_sum" else "Keep"
     last = "Divide" if op.name == "avg" else "Keep"
     return f"reduce<{element}, {accumulator}, {operator}, {first}, {last}>"
@@ -119,7 +118,7 @@ def geometry(count: int, itemsize: int, processors: int) -> tuple[int, int]:
     Enough to give each thread one piece, but no more than fit on the GPU at once.
 
     >>> geometry(count=1000, itemsize=4, processors=132), geometry(10**9, 4, 132)
-    ((1, 256), (1056, 256))
+    ((1, 256), (528, 256))
     """
     pieces = -(-count * itemsize // _BLOCK)
     blocks = -(-pieces // _THREADS)

@@ -253,6 +253,7 @@ inline void reduce_block(T* to, uint64 index, const Sources& from, int sources, 
     constexpr int width = sizeof(W) / sizeof(T);
     constexpr int batch = 4;  // loads that are on their way at once
     A total[width];
+#pragma unroll 1
     for (int done = 0; done < sources; done += batch) {
         Block<T, W> block[batch];
 #pragma unroll
