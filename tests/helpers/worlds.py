@@ -24,6 +24,8 @@ from unisono.engines.threads.engine import threads_world
 from unisono.errors import PeerLost
 from unisono.launch.process import JobEnvironment
 
+#: Engine `cuda` on a GPU that is emulated.
+EMULATED = "cuda-emulated"
 DEADLINE = 60.0  # seconds for any one function
 _TIMEOUT = 40.0  # seconds that an engine waits: less, because its own report says more
 _GRACE = 5.0  # seconds for the other ranks to end once one has failed
@@ -38,6 +40,8 @@ def engines() -> list[str]:
         return [name for name in own if registry.load(name).unavailable() is None]
     chosen = [name.strip() for name in wanted.split(",")]
     for name in chosen:
+        if name == EMULATED:
+            continue
         reason = registry.load(name).unavailable()
         if reason is not None:
             raise RuntimeError(
@@ -48,7 +52,7 @@ def engines() -> list[str]:
 
 #: How many ranks a world has: alone, a pair, odd, even, more than cores. The engines of other
 #: libraries need fewer; hosts have equally many ranks or not, see host_pool.py.
-_SIZES = {"threads": (1, 2, 3, 4, 8), "shm": (1, 2, 3, 4, 8), "hybrid": (3, 4, 6)}
+_SIZES = {"threads": (1, 2, 3, 4, 8), "shm": (1, 2, 3, 4, 8), "hybrid": (3, 4, 6), EMULATED: (1, 2, 3)}
 
 #: Those of them that `make test` runs.
 _ESSENTIAL_SIZES = {"threads": (1, 2, 3), "shm": (1, 2, 3)}
@@ -267,7 +271,7 @@ def _serve(pipe: Connection, engine: str, timeout: float, variables: dict[str, s
             task = pipe.recv_bytes()
             try:
                 if world is None:
-                    world = groups.init(engine, timeout)
+                    world = groups.init(_prepare(engine), timeout)
                 function, args = pickle.loads(task)
                 answer = pickle.dumps((function(world, *args), None))
             except BaseException as error:
@@ -276,6 +280,16 @@ def _serve(pipe: Connection, engine: str, timeout: float, variables: dict[str, s
                 return
             pipe.send_bytes(answer)
     groups.close()
+
+
+def _prepare(engine: str) -> str:
+    """The name of an engine by which this process can open it."""
+    if engine != EMULATED:
+        return engine
+    from tests.helpers import cuda_emulator  # it builds the kernels when it is used
+
+    cuda_emulator.install()
+    return "cuda"
 
 
 def _pack(error: BaseException) -> bytes:
