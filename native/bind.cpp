@@ -332,14 +332,14 @@ NB_MODULE(_native, m) {
             [](SharedJob& self, std::size_t bytes) {
                 return guarded([&] { return allocate_block(*self.arena(), bytes); });
             },
-            "bytes"_a)
+            "nbytes"_a)
         .def(
             "map_block",
             [](SharedJob& self, std::size_t offset, std::size_t bytes) {
                 return guarded(
                     [&] { return SharedBlock{self.arena()->map(offset, round_up(bytes, page))}; });
             },
-            "offset"_a, "bytes"_a)
+            "offset"_a, "nbytes"_a)
         .def(
             "exit_reason",
             [](SharedJob& self, int rank) {

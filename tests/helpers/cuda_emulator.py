@@ -210,10 +210,12 @@ class EmulatedDriver:
         expression = kernels.expression(dtype, op)
         blocks, threads = kernels.geometry(count, dtype.itemsize, processors=2)
         self._streams[stream].put(
-            lambda: self._kernels.launch(
-                expression, blocks, threads, to, sources, count, op.factor
-            )
+            lambda: self._kernels.launch(expression, blocks, threads, to, sources, count, op.factor)
         )
+
+    def hold(self, stream: int, gate: threading.Event) -> None:
+        """Let a stream wait for the test."""
+        self._streams[stream].put(lambda: _until(gate.is_set))
 
     def synchronize(self, stream: int) -> None:
         """What frameworks do before they read memory."""
@@ -304,7 +306,11 @@ class ndarray:  # noqa: N801 - CuPy's name
     def _host(self) -> np.ndarray:
         get_current_stream().synchronize()
         raw = (ctypes.c_char * max(1, self.size * self.itemsize)).from_address(self.data.ptr)
-        return np.frombuffer(raw, np.uint8)[: self.size * self.itemsize].view(self.dtype).reshape(self.shape)
+        return (
+            np.frombuffer(raw, np.uint8)[: self.size * self.itemsize]
+            .view(self.dtype)
+            .reshape(self.shape)
+        )
 
     def get(self) -> np.ndarray:
         return self._host().copy()

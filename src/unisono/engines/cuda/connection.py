@@ -37,9 +37,7 @@ class Meeting:
     CPU: ranks of which some call with device memory and some without get a mismatch.
     """
 
-    def __init__(
-        self, host: ShmEngine, device: Device, watchdog: Watchdog, timeout: float
-    ) -> None:
+    def __init__(self, host: ShmEngine, device: Device, watchdog: Watchdog, timeout: float) -> None:
         if host.size > MAX_SOURCES:
             raise Unsupported(f"{host.size} ranks share a GPU; engine 'cuda' has up to 64")
         self._host = host
@@ -121,20 +119,22 @@ class Connection:
                 way.lendings, way.counts = self._meet(call, lending)
             COLLECTIVES[call.verb](way, call)
         except MismatchError:
-            self._scratch.lend((), 0)  # nobody reads it
+            self._scratch.lend((), 0)  # nobody reads it, but the stream may still copy there
+            self._follow(stream, call)
             raise
         except UnisonoError as error:
             self._give_up(error)
             raise
-        return self._follow(stream, call.timeout, str(call), call[1:3])
+        return self._follow(stream, call)
 
-    def _follow(self, stream: int, timeout: float, what: str, kept: object) -> Moment:
+    def _follow(self, stream: int, call: Call) -> Moment:
+        """Look after a call, and keep its memory, until the stream is here."""
         end = Moment(self.device, stream)
         end.failure = self._failure
         self._underway = [one for one in self._underway if not one.has_come()]
         self._underway.append(end)
         self._watchdog.follow(
-            Followed(end, timeout, what, self._find_fault, self._give_up, kept)
+            Followed(end, call.timeout, str(call), self._find_fault, self._give_up, call)
         )
         return end
 
@@ -145,7 +145,7 @@ class Connection:
         for moment in self._underway[-1:]:
             moment.delay(stream)
         self._scratch.await_readers(stream)
-        end = self._follow(stream, DRAIN_SECONDS, "the end of the group", None)
+        end = self._follow(stream, Call.barrier(inner_caller(self._host, DRAIN_SECONDS)))
         until = time.monotonic() + 2 * DRAIN_SECONDS  # the watchdog gives it up meanwhile
         while not end.has_come() and time.monotonic() < until:
             time.sleep(1e-4)

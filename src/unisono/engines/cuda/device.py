@@ -30,8 +30,9 @@ class Moment:
         return self._device.driver.has_happened(self._event)
 
     def delay(self, stream: int) -> None:
-        """Let another stream go on only after it."""
+        """Let another stream go on only after it; from any thread."""
         if stream != self.stream:
+            self._device.driver.enter()
             self._device.driver.wait_event(stream, self._event)
 
     def __del__(self) -> None:

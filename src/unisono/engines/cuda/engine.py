@@ -8,6 +8,7 @@ GPU, and no GPU waits for a rank that is gone.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -110,23 +111,31 @@ class CudaEngine(Engine):
                 watchdog = self._watchdog(device)
                 self._meeting = Meeting(self._host, device, watchdog, call.timeout)
             meeting = self._meeting
-        if call.blocking:
-            return self._executor.submit(lambda: _run(meeting, device, call, stream), blocking=True)
+        if call.blocking and threading.current_thread() is threading.main_thread():
+            run = functools.partial(_run, meeting, device, call, stream)
+            return self._executor.submit(run, blocking=True)
         after = Moment(device, stream)
         work = CudaWork(lambda: buffers.current_stream(buffer))
 
         def task() -> None:
-            device.driver.enter()
             own = device.take_stream()
-            end = meeting.connection().run(call, own, after)
+            end = _run(meeting, device, call, own, after)
             device.give_stream(own, end)
             work.has_begun(end)
 
-        work.meeting = self._executor.submit(task, blocking=False)
+        work.meeting = self._executor.submit(task, blocking=call.blocking)
+        if call.blocking:
+            # Threads make calls on several groups in any order, and most often in one stream. If
+            # each call held that up, ranks could wait for each other; so this thread waits itself.
+            work.wait_on_host()
         return work
 
     def _message(
-        self, call: Call, buffer: Buffer, on_host: Callable[[Call], Work], on_gpu: Callable[..., Work]
+        self,
+        call: Call,
+        buffer: Buffer,
+        on_host: Callable[[Call], Work],
+        on_gpu: Callable[..., Work],
     ) -> Work:
         if buffer.device == "cpu":
             return on_host(call)
@@ -201,6 +210,8 @@ class CudaEngine(Engine):
         return self._host.records()
 
 
-def _run(meeting: Meeting, device: Device, call: Call, stream: int) -> None:
+def _run(
+    meeting: Meeting, device: Device, call: Call, stream: int, after: Moment | None = None
+) -> Moment:
     device.driver.enter()  # perhaps in another thread than the caller's
-    meeting.connection().run(call, stream)
+    return meeting.connection().run(call, stream, after)

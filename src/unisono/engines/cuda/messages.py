@@ -136,7 +136,9 @@ class Messages:
     def _tell(self, call: Call, record: _Record) -> Work:
         caller = inner_caller(self._host, call.timeout, blocking=False, site=call.site)
         assert call.peer is not None
-        return self._host.send(Call.send(caller, _as_rare(_RECORD.pack(*record)), call.peer, call.tag))
+        return self._host.send(
+            Call.send(caller, _as_rare(_RECORD.pack(*record)), call.peer, call.tag)
+        )
 
     # ---- receiving ----
 
@@ -224,7 +226,9 @@ class Messages:
             signal.release(awaited)
 
         self._watchdogs(device).follow(
-            Followed(end, call.timeout, f"{call.verb} with tag {call.tag}", find_fault, release, call)
+            Followed(
+                end, call.timeout, f"{call.verb} with tag {call.tag}", find_fault, release, call
+            )
         )
 
 

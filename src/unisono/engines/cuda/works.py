@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -28,8 +29,23 @@ class CudaWork(Work):
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Let the caller's stream wait for the result; the host only waits for the other hosts."""
         super().wait(timeout)
-        self._delay()  # once more, because each stream has to wait
+        self._check()  # once more: it may have failed since
+        self._delay()  # and each stream has to wait
         return True
+
+    def exception(self) -> Exception | None:
+        """Return the error of a call that has ended badly, also after a wait for it."""
+        failure = None if self._end is None else self._end.failure
+        return failure or super().exception()
+
+    def wait_on_host(self) -> None:
+        """Wait until the GPU has done the call; the watchdog sees to it that this ends."""
+        assert self._end is not None
+        pause = 2e-5
+        while not self._end.has_come():
+            time.sleep(pause)
+            pause = min(2 * pause, 1e-3)
+        self.wait()
 
     def _poll(self) -> bool:
         if self.meeting is None or not self.meeting.is_completed():
@@ -39,10 +55,12 @@ class CudaWork(Work):
     def _block(self, timeout: float | None) -> None:
         assert self.meeting is not None
         self.meeting.wait(timeout)
-        assert self._end is not None
-        if self._end.failure is not None:
-            raise self._end.failure
+        self._check()
         self._delay()
+
+    def _check(self) -> None:
+        if self._end is not None and self._end.failure is not None:
+            raise self._end.failure
 
     def _delay(self) -> None:
         if self._end is not None:
