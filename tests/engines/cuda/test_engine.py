@@ -86,6 +86,15 @@ def test_both_memories_in_one_call(run):
         )
 
 
+def test_engine_shm_has_it_beside_itself(all_worlds):
+    for names in all_worlds.run("shm", 3, cuda_cases.chosen_by_itself, of_its_own=True):
+        assert names == ["shm", "cuda"]
+
+
+def test_without_it_arrays_of_cupy_go_through_the_host(all_worlds):
+    all_worlds.run("shm", 2, cuda_cases.through_the_host, of_its_own=True)
+
+
 def test_ranks_on_different_gpus_are_refused(alone):
     for text in alone(2, cuda_cases.other_gpu):
         assert "are on 2 GPUs" in text and "torch:nccl" in text

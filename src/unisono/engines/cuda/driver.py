@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
@@ -120,6 +121,8 @@ def missing() -> str | None:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
         return "this host has no driver of NVIDIA (libcuda.so.1)"
+    if os.environ.get("UNISONO_CUDA") != "try":
+        return "it has run on an emulated GPU only, never on a real one; set UNISONO_CUDA=try to try it"
     return None
 
 

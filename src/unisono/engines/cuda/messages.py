@@ -46,7 +46,7 @@ class _Record(NamedTuple):
     slot: int
     number: int
     dtype: int
-    count: int
+    elements: int
     export: bytes
 
 
@@ -182,7 +182,7 @@ class Messages:
                 f"rank {sender} sends from another GPU; engine 'cuda' has never been run across "
                 "GPUs: use 'torch:nccl'"
             )
-        if (record.dtype, record.count) != (destination.dtype.code, destination.count):
+        if (record.dtype, record.elements) != (destination.dtype.code, destination.count):
             _refuse(signal)
             raise _mismatch(sender, record, destination)
         signal.delay(stream, READY)
@@ -260,7 +260,7 @@ def _refusal(call: Call) -> MismatchError:
 def _mismatch(sender: int, record: _Record, destination: Buffer) -> MismatchError:
     name = next(each.name for each in dtypes.DTYPES if each.code == record.dtype)
     return MismatchError(
-        f"rank {sender} sent {name} x {record.count}, but this rank receives "
+        f"rank {sender} sent {name} x {record.elements}, but this rank receives "
         f"{destination.dtype.name} x {destination.count}",
         (sender,),
     )
