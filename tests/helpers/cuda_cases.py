@@ -15,7 +15,7 @@ from tests.helpers.cuda_emulator import asarray, empty, gpu, on_stream
 from unisono.core import buffers, dispatch, groups
 from unisono.core.dtypes import ReduceOp
 from unisono.core.groups import Group
-from unisono.engines.cuda import driver
+from unisono.engines.cuda.gpu import driver
 from unisono.torch import distributed as dist
 
 LARGE = 1 << 18  # elements of float32: more than engine `cuda` copies aside

@@ -28,8 +28,8 @@ import numpy as np
 from tests.helpers import cuda_on_cpu
 from tests.helpers.paths import ROOT
 from unisono.core.dtypes import DType, ReduceOp
-from unisono.engines.cuda import device, driver, kernels
-from unisono.engines.cuda.driver import HANDLE_BYTES, Allocation
+from unisono.engines.cuda.gpu import device, driver, kernels
+from unisono.engines.cuda.gpu.driver import HANDLE_BYTES, Allocation
 
 #: Which GPU a rank is on, and how many seconds its streams hesitate at most.
 GPU, HESITATION = "UNISONO_TEST_GPU", "UNISONO_TEST_HESITATION"

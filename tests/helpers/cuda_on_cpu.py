@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unisono.core.dtypes import DTYPES, ReduceOp
-from unisono.engines.cuda import kernels
+from unisono.engines.cuda.gpu import kernels
 
 __all__ = ["COMPILER", "KERNELS", "CudaOnCpu", "build", "expressions"]
 

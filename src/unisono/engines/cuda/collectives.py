@@ -18,9 +18,9 @@ import numpy as np
 
 from unisono.core.buffers import Buffer
 from unisono.core.call import Call
-from unisono.engines.cuda.device import Device
+from unisono.engines.cuda.gpu.device import Device
+from unisono.engines.cuda.gpu.sharing import EXPORT_BYTES, NOTHING, Export
 from unisono.engines.cuda.scratch import Scratch
-from unisono.engines.cuda.sharing import NOTHING, Export
 from unisono.engines.cuda.signals import Signals
 
 __all__ = ["COLLECTIVES", "SMALL", "STEPS", "Lending", "Pass"]
@@ -40,6 +40,15 @@ class Lending(NamedTuple):
     source: Export = NOTHING
     #: Where its part of a reduction is, before the others copy it.
     result: Export = NOTHING
+
+    def encoded(self) -> bytes:
+        """In the bytes of two exports."""
+        return self.source.encoded() + self.result.encoded()
+
+    @classmethod
+    def decoded(cls, data: bytes) -> Lending:
+        """What another rank has encoded."""
+        return cls(Export.decoded(data[:EXPORT_BYTES]), Export.decoded(data[EXPORT_BYTES:]))
 
 
 class Pass:
@@ -80,7 +89,7 @@ class Pass:
         lent = None if _is_overwritten(call) else self._device.exports.find(source.address)
         self._source = source.address
         if lent is None:
-            self._source, lent = self._take(source.nbytes)
+            self._source, lent = self._scratch.take(source.nbytes, self._stream)
             self._copy(self._source, source.address, source.nbytes)
         else:
             self._lends_callers = True
@@ -89,17 +98,10 @@ class Pass:
         result = self._device.exports.find(call.dst.address)
         self._result = call.dst.address
         if result is None:
-            self._result, result = self._take(call.dst.nbytes)
+            self._result, result = self._scratch.take(call.dst.nbytes, self._stream)
         else:
             self._lends_callers = True
         return Lending(lent, result)
-
-    def _take(self, nbytes: int) -> tuple[int, Export]:
-        """Memory of the scratch, and what to tell others of it."""
-        address = self._scratch.take(nbytes, self._stream)
-        export = self._device.exports.find(address)
-        assert export is not None  # what we allocate can be shared
-        return address, export
 
     # ---- steps ----
 

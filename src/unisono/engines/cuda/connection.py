@@ -11,14 +11,12 @@ import numpy as np
 from unisono.core.buffers import view
 from unisono.core.call import Call
 from unisono.core.engine import DRAIN_SECONDS, Work
-from unisono.engines.common import consistency
 from unisono.engines.common.inner_calls import inner_caller
-from unisono.engines.common.reductions import Array
-from unisono.engines.cuda.collectives import COLLECTIVES, STEPS, Lending, Pass
-from unisono.engines.cuda.device import Device, Moment
-from unisono.engines.cuda.kernels import MAX_SOURCES
+from unisono.engines.cuda.agreement import Agreement
+from unisono.engines.cuda.collectives import COLLECTIVES, STEPS, Pass
+from unisono.engines.cuda.gpu.device import Device, Moment
+from unisono.engines.cuda.gpu.kernels import MAX_SOURCES
 from unisono.engines.cuda.scratch import Scratch
-from unisono.engines.cuda.sharing import EXPORT_BYTES, Export
 from unisono.engines.cuda.signals import BLOCK_BYTES, Block, Signals
 from unisono.engines.cuda.watchdog import Followed, Watchdog
 from unisono.engines.shm.engine import ShmEngine
@@ -27,7 +25,6 @@ from unisono.errors import MismatchError, PeerLost, UnisonoError, Unsupported
 __all__ = ["Connection", "Meeting"]
 
 _GREETING = struct.Struct("<32sQQ")  # the GPU, the process, the place of its block of words
-_FREED = 4  # how many blocks that it has freed a rank tells others of in one call
 
 
 class Meeting:
@@ -97,11 +94,11 @@ class Connection:
         blocks = [Block(device.driver, host.map_block(place, BLOCK_BYTES)) for place in places]
         self._signals = Signals(blocks, host.rank)
         self._scratch = Scratch(device, self._signals)
+        self._agreement = Agreement(self._host, device, processes)
         self._watchdog = watchdog
         self._steps = 0
         self._underway: list[Moment] = []  # ends of calls, in order; the last one stays here
         self._failure: UnisonoError | None = None
-        self._told = 0  # how many freed blocks the others know of
 
     def run(self, call: Call, stream: int, after: Moment | None = None) -> Moment:
         """Put a call into a stream, and return when the hosts have met: not when it has run."""
@@ -116,7 +113,7 @@ class Connection:
         lending = way.lend(call)
         try:
             if size > 1:
-                way.lendings, way.counts = self._meet(call, lending)
+                way.lendings, way.counts = self._agreement.reach(call, lending)
             COLLECTIVES[call.verb](way, call)
         except MismatchError:
             self._scratch.lend((), 0)  # nobody reads it, but the stream may still copy there
@@ -155,50 +152,6 @@ class Connection:
         for process in self._processes:
             self.device.imports.leave(process)
         self._host.close()
-
-    # ---- meeting before each call ----
-
-    def _meet(self, call: Call, lending: Lending) -> tuple[list[Lending], Array | None]:
-        """Compare calls and exchange what ranks lend; what each sends to each if that differs."""
-        table: Array | None = None
-
-        def counts() -> Array:
-            nonlocal table
-            table = self._from_all(call, np.array([call.sends, call.receives], np.int64))
-            return table
-
-        described = consistency.Descriptor.of(call).encoded()
-        lent = np.frombuffer(lending.source.encoded() + lending.result.encoded(), np.uint8)
-        rows = self._from_all(call, np.concatenate([described, lent, self._freed()]))
-        edges = np.cumsum([len(described), EXPORT_BYTES, EXPORT_BYTES])
-        descriptions, sources, results, freed = np.split(rows, edges, axis=1)
-        descriptors = [consistency.Descriptor.decoded(row) for row in descriptions]
-        consistency.compare(call.number, descriptors, counts if call.sends else None)
-        self._close_freed(freed)
-        lendings = [
-            Lending(Export.decoded(source.tobytes()), Export.decoded(result.tobytes()))
-            for source, result in zip(sources, results, strict=True)
-        ]
-        return lendings, None if table is None else table[:, 0]
-
-    def _from_all(self, call: Call, mine: Array) -> Array:
-        everybodys = np.empty((self._host.size, *mine.shape), mine.dtype)
-        caller = inner_caller(self._host, call.timeout, site=call.site)
-        flat = view(mine.reshape(-1)), view(everybodys.reshape(-1))
-        self._host.all_gather(Call.all_gather(caller, *flat)).wait()
-        return everybodys
-
-    def _freed(self) -> Array:
-        """The next blocks to tell others of; 0 for none."""
-        numbers = self.device.exports.freed[self._told : self._told + _FREED]
-        self._told += len(numbers)
-        return np.array([*numbers, *[0] * (_FREED - len(numbers))], np.uint64).view(np.uint8)
-
-    def _close_freed(self, rows: Array) -> None:
-        for process, row in zip(self._processes, rows, strict=True):
-            for number in row.copy().view(np.uint64).tolist():
-                if number:
-                    self.device.imports.close(process, number)
 
     # ---- faults ----
 

@@ -22,9 +22,9 @@ from unisono.core.environment import Launch
 from unisono.core.groups import Group
 from unisono.core.trace import RankReport
 from unisono.engines.common.executor import SerialExecutor
-from unisono.engines.cuda import driver
 from unisono.engines.cuda.connection import Meeting
-from unisono.engines.cuda.device import Device, Moment, device_at
+from unisono.engines.cuda.gpu import driver
+from unisono.engines.cuda.gpu.device import Device, Moment, device_at
 from unisono.engines.cuda.messages import Messages
 from unisono.engines.cuda.watchdog import Watchdog
 from unisono.engines.cuda.works import CudaWork

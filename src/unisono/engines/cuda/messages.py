@@ -19,12 +19,12 @@ import numpy as np
 from unisono.core import dtypes
 from unisono.core.buffers import Buffer, view
 from unisono.core.call import Call
-from unisono.core.engine import DONE, Work
+from unisono.core.engine import DONE, DRAIN_SECONDS, Work
 from unisono.engines.common.executor import DeferredWork
 from unisono.engines.common.inner_calls import inner_caller
-from unisono.engines.cuda.device import Device, Moment
+from unisono.engines.cuda.gpu.device import Device, Moment
+from unisono.engines.cuda.gpu.sharing import EXPORT_BYTES, NOTHING, Export
 from unisono.engines.cuda.outbox import READY, REFUSED, TAKEN, Outbox, Signal
-from unisono.engines.cuda.sharing import EXPORT_BYTES, NOTHING, Export
 from unisono.engines.cuda.signals import BLOCK_BYTES, Block
 from unisono.engines.cuda.watchdog import Followed, Watchdog
 from unisono.engines.cuda.works import CudaWork
@@ -81,13 +81,13 @@ class Messages:
         self._blocks: dict[int, Block] = {}  # of other ranks, by their places
 
     def close(self) -> None:
-        """Forget the words; what was not received by now never is."""
+        """Leave the group; what was not received by now, or in a moment, never is."""
+        if self._outbox is not None:
+            self._outbox.close(DRAIN_SECONDS)
+            self._outbox = None
         for block in self._blocks.values():
             block.close()
         self._blocks.clear()
-        if self._outbox is not None:
-            self._outbox.close()
-            self._outbox = None
 
     # ---- sending ----
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import NamedTuple
 
-from unisono.engines.cuda.device import Device
+from unisono.engines.cuda.gpu.device import Device
 from unisono.engines.cuda.signals import BLOCK_BYTES, SLOTS, Block, slot_word
 from unisono.engines.shm.engine import ShmEngine
 from unisono.errors import UnisonoError
@@ -14,6 +15,7 @@ __all__ = ["READY", "REFUSED", "TAKEN", "Outbox", "Signal"]
 
 #: The words of a slot; their values are numbers of messages.
 READY, TAKEN, REFUSED = 0, 1, 2
+_LOOK_SECONDS = 1e-3
 
 
 class _Slot:
@@ -53,8 +55,11 @@ class Outbox:
     def _is_free(self, slot: _Slot) -> bool:
         return self.block.reached(slot_word(slot.index, TAKEN), slot.number)
 
-    def close(self) -> None:
-        """Free the memory."""
+    def close(self, seconds: float) -> None:
+        """Free the memory, when all messages were taken or this time has passed."""
+        until = time.monotonic() + seconds
+        while not all(map(self._is_free, self._slots)) and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)
         for slot in self._slots:
             if slot.address:
                 self._device.driver.free(slot.address)

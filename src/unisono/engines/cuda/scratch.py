@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono.engines.cuda.device import Device
+from unisono.engines.cuda.gpu.device import Device
+from unisono.engines.cuda.gpu.sharing import Export
 from unisono.engines.cuda.signals import Signals
 
 __all__ = ["Scratch"]
@@ -20,6 +21,7 @@ class _Place:
     def __init__(self) -> None:
         self.address = 0
         self.nbytes = 0
+        self.export: Export | None = None
         self.readers: Sequence[int] = ()
         self.step = 0
 
@@ -35,8 +37,8 @@ class Scratch:
         self._taken: list[_Place] = []
         self._outgrown: list[int] = []  # peers may still read them
 
-    def take(self, nbytes: int, stream: int) -> int:
-        """Memory to write in this stream; its readers are named by `lend`."""
+    def take(self, nbytes: int, stream: int) -> tuple[int, Export]:
+        """Memory to write in this stream, and what others open it by; `lend` names its readers."""
         self._turn = 1 - self._turn
         place = self._places[self._turn]
         self._signals.delay(stream, place.readers, place.step)
@@ -47,7 +49,9 @@ class Scratch:
                 self._outgrown.append(place.address)
             place.nbytes = max(_SMALLEST, 1 << (nbytes - 1).bit_length())
             place.address = self._device.driver.allocate(place.nbytes)
-        return place.address
+            place.export = self._device.exports.find(place.address)
+        assert place.export is not None  # what we allocate can be shared
+        return place.address, place.export
 
     def lend(self, readers: Sequence[int], step: int) -> None:
         """Say who reads what this call has taken, and the step that each reaches afterwards."""

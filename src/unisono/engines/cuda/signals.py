@@ -19,8 +19,8 @@ import ctypes
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from unisono.engines.cuda.driver import Driver
-from unisono.engines.cuda.kernels import MAX_SOURCES
+from unisono.engines.cuda.gpu.driver import Driver
+from unisono.engines.cuda.gpu.kernels import MAX_SOURCES
 
 if TYPE_CHECKING:
     from unisono._native import SharedBlock

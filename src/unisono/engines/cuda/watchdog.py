@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from unisono.engines.cuda.device import Device, Moment
+from unisono.engines.cuda.gpu.device import Device, Moment
 from unisono.errors import CommTimeout, UnisonoError
 
 __all__ = ["Followed", "Watchdog"]

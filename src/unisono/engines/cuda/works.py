@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from unisono.core.engine import Work
-from unisono.engines.cuda.device import Moment
+from unisono.engines.cuda.gpu.device import Moment
 
 __all__ = ["CudaWork"]
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from unisono.core.dtypes import DType, ReduceOp
 from unisono.core.registry import install_command
-from unisono.engines.cuda import kernels
+from unisono.engines.cuda.gpu import kernels
 from unisono.errors import UnisonoError
 
 __all__ = ["HANDLE_BYTES", "Allocation", "CudaDriver", "Driver", "missing"]
@@ -122,11 +122,11 @@ def missing() -> str | None:
     except OSError:
         return "this host has no driver of NVIDIA (libcuda.so.1)"
     if os.environ.get("UNISONO_CUDA") != "try":
-        return "it has run on an emulated GPU only, never on a real one; set UNISONO_CUDA=try to try it"
+        return "it has never run on a real GPU, only on an emulated one; UNISONO_CUDA=try tries it"
     return None
 
 
-class CudaDriver:
+class CudaDriver(Driver):
     """The driver itself, through cuda-bindings."""
 
     def __init__(self, ordinal: int) -> None:

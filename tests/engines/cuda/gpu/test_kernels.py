@@ -19,7 +19,7 @@ from tests.helpers.paths import ROOT
 from tests.helpers.thorough import essential_rows
 from unisono.core.dtypes import DTYPES, DType, ReduceOp, by_name
 from unisono.engines.common.reductions import combine
-from unisono.engines.cuda import kernels
+from unisono.engines.cuda.gpu import kernels
 
 Array = np.ndarray[Any, Any]
 

@@ -6,9 +6,9 @@ import os
 import threading
 from collections import deque
 
-from unisono.engines.cuda import driver
-from unisono.engines.cuda.driver import Driver
-from unisono.engines.cuda.sharing import Exports, Imports
+from unisono.engines.cuda.gpu import driver
+from unisono.engines.cuda.gpu.driver import Driver
+from unisono.engines.cuda.gpu.sharing import Exports, Imports
 from unisono.errors import UnisonoError
 
 __all__ = ["Device", "Moment", "device_at"]

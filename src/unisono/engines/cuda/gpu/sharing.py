@@ -13,7 +13,7 @@ import struct
 import threading
 from typing import NamedTuple
 
-from unisono.engines.cuda.driver import HANDLE_BYTES, Driver
+from unisono.engines.cuda.gpu.driver import HANDLE_BYTES, Driver
 
 __all__ = ["EXPORT_BYTES", "NOTHING", "Export", "Exports", "Imports"]
 
