@@ -33,7 +33,7 @@ def alone(all_worlds: worlds.Worlds) -> Callable[..., list[Any]]:
     return run
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.thorough), 3])
 @pytest.mark.parametrize(
     "case",
     [
@@ -52,6 +52,7 @@ def test_calls(run, ranks, case):
     run(ranks, case)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "case",
     [
@@ -74,6 +75,7 @@ def test_ranks_that_disagree_all_hear_of_it(run):
         assert "rank 0: broadcast float32 x 4 root 0" in texts[2]
 
 
+@pytest.mark.thorough
 def test_a_tensor_on_the_cpu_among_tensors_on_the_gpu(alone):
     for text in alone(3, cuda_cases.cpu_against_gpu):
         assert text.startswith("MismatchError"), text
@@ -91,6 +93,7 @@ def test_engine_shm_has_it_beside_itself(all_worlds):
         assert names == ["shm", "cuda"]
 
 
+@pytest.mark.thorough
 def test_without_it_arrays_of_cupy_go_through_the_host(all_worlds):
     all_worlds.run("shm", 2, cuda_cases.through_the_host, of_its_own=True)
 
@@ -100,7 +103,7 @@ def test_ranks_on_different_gpus_are_refused(alone):
         assert "are on 2 GPUs" in text and "torch:nccl" in text
 
 
-@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("blocking", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_a_rank_that_dies_does_not_hold_up_the_streams_of_others(alone, blocking):
     for texts in alone(3, cuda_cases.a_rank_is_killed, blocking, dying=[2]):
         assert texts
@@ -108,21 +111,25 @@ def test_a_rank_that_dies_does_not_hold_up_the_streams_of_others(alone, blocking
             assert text.startswith("PeerLost: rank 2 was killed by SIGKILL"), text
 
 
+@pytest.mark.thorough
 def test_a_rank_whose_stream_is_late(alone):
     outcomes = alone(3, cuda_cases.a_rank_is_late)
     for (text,) in outcomes[1:]:
         assert text.startswith(("CommTimeout: the GPU has not ended", "PeerLost: ranks")), text
 
 
+@pytest.mark.thorough
 def test_survivors_shrink_and_go_on(alone):
     assert alone(3, cuda_cases.survivors_go_on, dying=[2]) == [[2.0], [2.0]]
 
 
+@pytest.mark.thorough
 def test_the_sender_of_a_message_dies(alone):
     (text,) = alone(2, cuda_cases.sender_is_killed, dying=[0])
     assert text.startswith("PeerLost: rank 0 was killed by SIGKILL"), text
 
 
+@pytest.mark.thorough
 def test_messages_that_do_not_fit(alone):
     sender, receiver = alone(2, cuda_cases.wrong_messages)
     assert sender[0].startswith("MismatchError: rank 1 expected another message"), sender

@@ -57,6 +57,7 @@ class Outbox:
 
     def close(self, seconds: float) -> None:
         """Free the memory, when all messages were taken or this time has passed."""
+        self._device.driver.enter()
         until = time.monotonic() + seconds
         while not all(map(self._is_free, self._slots)) and time.monotonic() < until:
             time.sleep(_LOOK_SECONDS)

@@ -46,7 +46,8 @@ class Block:
         self._on_device = driver.register_host(memory.address, BLOCK_BYTES)
 
     def close(self) -> None:
-        """Let streams forget it."""
+        """Let streams forget it; from any thread."""
+        self._driver.enter()
         self._driver.unregister_host(self._memory.address)
 
     def write_later(self, stream: int, word: int, value: int) -> None:
