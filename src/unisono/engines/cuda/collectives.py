@@ -28,7 +28,8 @@ __all__ = ["COLLECTIVES", "SMALL", "STEPS", "Lending", "Pass"]
 #: Steps of one call.
 STEPS = 3
 _READY, _REDUCED, _READ = 1, 2, 3
-#: Up to so many bytes each rank reduces the whole vector, from copies: one step instead of three.
+#: Up to so many bytes each rank reduces the whole vector, from copies of all sources: then it waits
+#: for others once instead of three times.
 SMALL = 1 << 18
 #: Parts of a vector begin where a thread of the kernel can load whole words of 16 bytes.
 _ALIGNMENT = 16
@@ -86,7 +87,7 @@ class Pass:
         source = call.source
         if source is None or not source.nbytes:
             return Lending()
-        lent = None if _is_overwritten(call) else self._device.exports.find(source.address)
+        lent = None if _is_copied(call) else self._device.exports.find(source.address)
         self._source = source.address
         if lent is None:
             self._source, lent = self._scratch.take(source.nbytes, self._stream)
@@ -159,10 +160,8 @@ class Pass:
             self._device.driver.reduce(dtype, call.operator, to, places, count, self._stream)
 
 
-def _is_overwritten(call: Call) -> bool:
-    """Whether a rank writes its destination before all others have read its source there."""
-    if call.destination is None or call.source is None:
-        return False
+def _is_copied(call: Call) -> bool:
+    """Whether others read a copy of this rank's source, which the call may then write over."""
     if call.verb == "all_reduce":
         return call.src.nbytes <= SMALL
     return call.verb == "all_to_all" and call.src.address == call.dst.address

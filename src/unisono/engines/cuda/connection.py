@@ -110,8 +110,8 @@ class Connection:
         rank, size = self._host.rank, self._host.size
         way = Pass(self.device, self._signals, self._scratch, rank, size, stream, self._steps)
         self._steps += STEPS
-        lending = way.lend(call)
         try:
+            lending = way.lend(call)
             if size > 1:
                 way.lendings, way.counts = self._agreement.reach(call, lending)
             COLLECTIVES[call.verb](way, call)

@@ -225,7 +225,7 @@ def test_expression(name: str, op: ReduceOp, expected: str) -> None:
 
 @pytest.fixture(scope="module")
 def nvrtc() -> Any:
-    reason = "cuda.core is not installed: pip install 'cuda-core[cu13]'"
+    reason = "kernels are compiled by cuda-core, cuda-bindings and nvidia-cuda-nvrtc"
     pytest.importorskip("cuda.core", reason=reason)
     return pytest.importorskip("cuda.bindings.nvrtc", reason=reason)
 

@@ -113,10 +113,11 @@ class Driver(Protocol):
 
 def missing() -> str | None:
     """Say what the driver lacks on this machine; None if it is there."""
-    if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
-        return f"cuda-bindings is not installed: {install_command('cuda-core', 'cuda-bindings')}"
-    if find_spec("cuda.core") is None:
-        return f"cuda-core is not installed: {install_command('cuda-core')}"
+    for package in ("cuda-bindings", "cuda-core"):
+        module = package.replace("-", ".")
+        if find_spec("cuda") is None or find_spec(module) is None:
+            needed = install_command("cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc")
+            return f"{package} is not installed: {needed}"
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
