@@ -169,12 +169,12 @@ test-python: .venv/.installed .venv/.dev $(SPORE_READY)
 rest-python: .venv/.installed .venv/.dev $(SPORE_READY)
 	$(call python-tests,thorough)
 
-# The conformance suite again, on engines beyond one host; hosts are namespaces, where these are
-# allowed. The rest has both faces on these engines too, and of the pytest plugin what depends on the
+# The conformance suite again, on engines beyond one host, where hosts are namespaces if these are
+# allowed, and on a GPU that is emulated. The rest has both faces on these engines too, and of the pytest plugin what depends on the
 # engine: each of its ranks is a pytest of its own, and slow to start.
 FACES := tests/dialects tests/torch/distributed tests/mindspore/communication tests/mindspore/mint \
          tests/mindspore/ops
-test-engines rest-engines: export UNISONO_TEST_ENGINES = torch:gloo,mpi,hybrid
+test-engines rest-engines: export UNISONO_TEST_ENGINES = torch:gloo,mpi,hybrid,cuda-emulated
 test-engines: .venv/.installed .venv/.dev
 	$(call python-tests,each_engine and not thorough,$(wildcard tests/engines/*.py))
 

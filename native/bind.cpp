@@ -226,6 +226,23 @@ nb::object tensor_extractor(nb::object tensor_type, nb::object failure_type, nb:
     });
 }
 
+/// A part of the job's file that Python code of several ranks writes to; see engines/cuda.
+struct SharedBlock {
+    std::shared_ptr<Mapping> mapping;
+
+    std::uintptr_t address() const noexcept {
+        return reinterpret_cast<std::uintptr_t>(mapping->data());
+    }
+};
+
+/// Whole pages of the job's file, for good: only the end of the job returns them.
+std::size_t allocate_block(Arena& arena, std::size_t bytes) {
+    bytes = round_up(bytes, page);
+    const std::size_t offset = arena.allocate(bytes);
+    arena.commit(offset, bytes);
+    return offset;
+}
+
 /// An object that NumPy's C functions made, or their error.
 nb::object owned(PyObject* object) {
     if (object == nullptr) throw nb::python_error();
@@ -278,6 +295,7 @@ NB_MODULE(_native, m) {
         .def("check", &CallHandle::check)
         .def("on_done", &CallHandle::on_done)
         .def_prop_ro("source", &CallHandle::source);
+    nb::class_<SharedBlock>(m, "SharedBlock").def_prop_ro("address", &SharedBlock::address);
     nb::class_<SharedJob>(m, "SharedJob")
         .def(
             "__init__",
@@ -309,6 +327,31 @@ NB_MODULE(_native, m) {
                  return nb::make_tuple(heap->used_bytes(), heap->kept_bytes());
              })
         .def("world_offset", [](const SharedJob& self) { return self.arena()->world_offset(); })
+        .def(
+            "allocate_block",
+            [](SharedJob& self, std::size_t bytes) {
+                return guarded([&] { return allocate_block(*self.arena(), bytes); });
+            },
+            "nbytes"_a)
+        .def(
+            "map_block",
+            [](SharedJob& self, std::size_t offset, std::size_t bytes) {
+                return guarded(
+                    [&] { return SharedBlock{self.arena()->map(offset, round_up(bytes, page))}; });
+            },
+            "offset"_a, "nbytes"_a)
+        .def(
+            "exit_reason",
+            [](SharedJob& self, int rank) {
+                return guarded([&]() -> std::optional<std::string> {
+                    // Relaxed: a rank that has left without its part of a call has told so.
+                    const bool left =
+                        self.arena()->rank_info(rank).left.load(std::memory_order_relaxed) != 0;
+                    if (left || self.arena()->alive(rank)) return std::nullopt;
+                    return self.arena()->exit_reason(rank);
+                });
+            },
+            "rank"_a)
         .def(
             "close", [](SharedJob& self, double seconds) { guarded([&] { self.close(seconds); }); },
             "drain_seconds"_a);

@@ -36,6 +36,8 @@ FLOORS: dict[str, set[str]] = {
     "engines": {"core", "engines.common", "_native"},
     # Two levels: shared memory within a host, another engine between hosts, found by the registry.
     "engines.hybrid": {"core", "engines.common", "engines.shm", "engines.torch.rendezvous"},
+    # What is on a GPU beside what is on the CPU.
+    "engines.cuda": {"core", "engines.common", "engines.shm", "_native"},
     # Faces find their engine by the registry, and know none.
     "torch": {"core"},
     "mindspore": {"core"},

@@ -6,13 +6,16 @@ A `Case` is the same on all ranks. `start` makes this rank's memory, starts the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
 
 from tests.helpers import oracle
+from tests.helpers.device_memory import DeviceMemory
 from unisono.core import buffers, dispatch
+from unisono.core.buffers import Buffer
 from unisono.core.dtypes import ReduceOp
 from unisono.core.engine import Work
 from unisono.core.groups import Group
@@ -53,9 +56,12 @@ class Running:
     rounded_by: ReduceOp | None = None  # if the engine does not combine in rank order
     pairs: Pairs = field(default_factory=list)
     guarded: list[np.ndarray] = field(default_factory=list)
+    on_device: DeviceMemory | None = None  # where the call has all this, if not here
 
     def check(self) -> None:
         """Compare what is there with what must be there."""
+        if self.on_device is not None:
+            self.on_device.fetch()
         for actual, expected in self.pairs:
             if self.rounded_by is None:
                 oracle.check_same(actual, expected, self.label, any_nan=self.any_nan)
@@ -85,11 +91,13 @@ def start(group: Group, case: Case, blocking: bool) -> Running:
         src, dst = _shared(pairs, guarded, source, result, offset)
     else:
         src, dst = _apart(pairs, guarded, source, result)
-    arguments = _arguments(case, rank, size, src, dst)
+    on_device = DeviceMemory() if group.engine.name == "cuda" else None
+    view = buffers.view if on_device is None else on_device.view
+    arguments = _arguments(case, rank, size, src, dst, view)
     work = getattr(dispatch, case.verb)(group, *arguments, blocking=blocking)
     reduces = case.verb in REDUCTIONS
     rounds = reduces and gaps.has(group.engine.name, "rank order")
-    return Running(label, work, reduces, case.op if rounds else None, pairs, guarded)
+    return Running(label, work, reduces, case.op if rounds else None, pairs, guarded, on_device)
 
 
 def _memory(guarded: list[np.ndarray], name: str, count: int) -> np.ndarray:
@@ -137,10 +145,15 @@ def _shared(
 
 
 def _arguments(
-    case: Case, rank: int, size: int, src: np.ndarray | None, dst: np.ndarray | None
+    case: Case,
+    rank: int,
+    size: int,
+    src: np.ndarray | None,
+    dst: np.ndarray | None,
+    view: Callable[[np.ndarray], Buffer],
 ) -> tuple:
-    source = None if src is None else buffers.view(src)
-    target = source if src is dst else None if dst is None else buffers.view(dst)
+    source = None if src is None else view(src)
+    target = source if src is dst else None if dst is None else view(dst)
     counts = case.counts if case.verb not in ("gather", "scatter") or rank == case.root else None
     match case.verb:
         case "broadcast":

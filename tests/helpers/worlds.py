@@ -13,7 +13,7 @@ import pickle
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -24,6 +24,8 @@ from unisono.engines.threads.engine import threads_world
 from unisono.errors import PeerLost
 from unisono.launch.process import JobEnvironment
 
+#: Engine `cuda` on a GPU that is emulated.
+EMULATED = "cuda-emulated"
 DEADLINE = 60.0  # seconds for any one function
 _TIMEOUT = 40.0  # seconds that an engine waits: less, because its own report says more
 _GRACE = 5.0  # seconds for the other ranks to end once one has failed
@@ -38,6 +40,8 @@ def engines() -> list[str]:
         return [name for name in own if registry.load(name).unavailable() is None]
     chosen = [name.strip() for name in wanted.split(",")]
     for name in chosen:
+        if name == EMULATED:
+            continue
         reason = registry.load(name).unavailable()
         if reason is not None:
             raise RuntimeError(
@@ -48,7 +52,12 @@ def engines() -> list[str]:
 
 #: How many ranks a world has: alone, a pair, odd, even, more than cores. The engines of other
 #: libraries need fewer; hosts have equally many ranks or not, see host_pool.py.
-_SIZES = {"threads": (1, 2, 3, 4, 8), "shm": (1, 2, 3, 4, 8), "hybrid": (3, 4, 6)}
+_SIZES = {
+    "threads": (1, 2, 3, 4, 8),
+    "shm": (1, 2, 3, 4, 8),
+    "hybrid": (3, 4, 6),
+    EMULATED: (1, 2, 3),
+}
 
 #: Those of them that `make test` runs.
 _ESSENTIAL_SIZES = {"threads": (1, 2, 3), "shm": (1, 2, 3)}
@@ -96,16 +105,18 @@ class Worlds:
         function: Callable[..., Any],
         *args: Any,
         of_its_own: bool = False,
+        dying: Sequence[int] = (),
     ) -> list[Any]:
         """The n results of `function(group, *args)`; raises the error of the rank that failed.
 
-        A function that may leave its world broken needs one `of_its_own`.
+        A function that may leave its world broken needs one `of_its_own`. Ranks that are `dying`
+        in it have no result.
         """
         if engine == "threads":
             return _run_threads(n, function, args)
         if of_its_own:
             with contextlib.closing(_make_pool(engine, n)) as pool:
-                return pool.run(function, args)
+                return pool.run(function, args, dying=dying)
         pool = self._pool(engine, n)
         try:
             return pool.run(function, args)
@@ -203,7 +214,11 @@ class _Pool:
             self.processes.append(process)
 
     def run(
-        self, function: Callable[..., Any], args: tuple[Any, ...], deadline: float = DEADLINE
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        deadline: float = DEADLINE,
+        dying: Sequence[int] = (),
     ) -> list[Any]:
         """Send the function to every rank and collect what comes back."""
         task = pickle.dumps((function, args))
@@ -213,15 +228,17 @@ class _Pool:
                 pipe.send_bytes(task)
         results: dict[int, Any] = {}
         failures: dict[int, BaseException] = {}
-        for rank, result, error in self._answers(deadline):
+        for rank, result, error in self._answers(deadline, dying):
             if error is None:
                 results[rank] = result
-            else:
+            elif rank not in dying:
                 failures[rank] = error
         _raise_first(failures, self.n)
-        return [results[rank] for rank in range(self.n)]
+        return [results[rank] for rank in sorted(results)]
 
-    def _answers(self, deadline: float) -> Iterator[tuple[int, Any, BaseException | None]]:
+    def _answers(
+        self, deadline: float, dying: Sequence[int]
+    ) -> Iterator[tuple[int, Any, BaseException | None]]:
         missing = dict(enumerate(self.pipes))
         end = time.monotonic() + deadline
         while missing:
@@ -234,7 +251,7 @@ class _Pool:
             for rank in [rank for rank, pipe in missing.items() if pipe in ready]:
                 result, error = self._receive(rank)
                 del missing[rank]
-                if error is not None:
+                if error is not None and rank not in dying:
                     end = min(end, time.monotonic() + _GRACE)
                 yield rank, result, error
 
@@ -267,7 +284,7 @@ def _serve(pipe: Connection, engine: str, timeout: float, variables: dict[str, s
             task = pipe.recv_bytes()
             try:
                 if world is None:
-                    world = groups.init(engine, timeout)
+                    world = groups.init(_prepare(engine), timeout)
                 function, args = pickle.loads(task)
                 answer = pickle.dumps((function(world, *args), None))
             except BaseException as error:
@@ -276,6 +293,16 @@ def _serve(pipe: Connection, engine: str, timeout: float, variables: dict[str, s
                 return
             pipe.send_bytes(answer)
     groups.close()
+
+
+def _prepare(engine: str) -> str:
+    """The name of an engine by which this process can open it."""
+    if engine != EMULATED:
+        return engine
+    from tests.helpers import cuda_emulator  # it builds the kernels when it is used
+
+    cuda_emulator.install()
+    return "cuda"
 
 
 def _pack(error: BaseException) -> bytes:

@@ -28,9 +28,12 @@ __all__ = [
     "Output",
     "check_writable",
     "concatenated",
+    "current_stream",
+    "device_index",
     "expect_message",
     "unpack_into",
     "is_tensor",
+    "move_to_host",
     "output_like",
     "overlap",
     "empty_for",
@@ -189,7 +192,10 @@ def concatenated(parts: Sequence[Buffer]) -> Any:
     """A new flat array with the elements of several buffers, one after the other."""
     if parts[0].device == "cpu":
         return np.concatenate([part.array for part in parts])
-    return sys.modules["torch"].cat([_flat(part) for part in parts])
+    flat = [_flat(part) for part in parts]
+    if _kind(flat[0]) == "cupy":
+        return sys.modules["cupy"].concatenate(flat)
+    return sys.modules["torch"].cat(flat)
 
 
 def empty_for(parts: Sequence[Buffer]) -> Any:
@@ -197,7 +203,10 @@ def empty_for(parts: Sequence[Buffer]) -> Any:
     count = sum(part.count for part in parts)
     if parts[0].device == "cpu":
         return np.empty(count, parts[0].dtype.numpy)
-    return _flat(parts[0]).new_empty(count)
+    first = _flat(parts[0])
+    if _kind(first) == "cupy":
+        return sys.modules["cupy"].empty(count, first.dtype)
+    return first.new_empty(count)
 
 
 def unpack_into(whole: Any, parts: Sequence[Buffer]) -> None:
@@ -208,7 +217,7 @@ def unpack_into(whole: Any, parts: Sequence[Buffer]) -> None:
         if part.device == "cpu":
             part.array[:] = piece
         else:
-            _flat(part).copy_(piece)
+            _flat(part)[:] = piece
         start += part.count
         if part.copy_back is not None:
             part.copy_back()
@@ -216,7 +225,8 @@ def unpack_into(whole: Any, parts: Sequence[Buffer]) -> None:
 
 def _flat(part: Buffer) -> Any:
     """A buffer on a GPU, as the tensor that it shows."""
-    return part.owner.detach().view(-1)  # type: ignore[attr-defined]
+    owner: Any = part.owner
+    return owner.ravel() if _kind(owner) == "cupy" else owner.detach().view(-1)
 
 
 def is_tensor(thing: Any) -> bool:
@@ -274,7 +284,7 @@ def _view_torch(tensor: Any) -> Buffer:
         if not buffer.address and buffer.count:
             raise Unsupported("a torch tensor of zeros without memory; make a real one first")
         if not tensor.is_cpu:
-            _note_device(buffer, tensor)
+            _note_device(buffer, tensor.device.type)
         if tensor.requires_grad and torch.is_grad_enabled():
             buffer.copy_back = _BackwardWarning(tensor).attach
         return buffer
@@ -286,7 +296,7 @@ def _view_torch(tensor: Any) -> Buffer:
         unpack.warning = _BackwardWarning(tensor)
     buffer = Buffer(packed.data_ptr(), packed.numel(), dtype, packed, not overlapping, unpack)
     if not tensor.is_cpu:
-        _note_device(buffer, tensor)
+        _note_device(buffer, tensor.device.type)
     return buffer
 
 
@@ -347,9 +357,9 @@ class _BackwardWarning:
         )
 
 
-def _note_device(buffer: Buffer, tensor: Any) -> None:
+def _note_device(buffer: Buffer, device: str) -> None:
     global saw_device_tensor
-    buffer.device = tensor.device.type
+    buffer.device = device
     saw_device_tensor = True
 
 
@@ -380,16 +390,62 @@ def _view_mindspore(tensor: Any) -> Buffer:
 
 
 def _view_cupy(array: Any) -> Buffer:
-    """Through host memory: engines of one host do not reach the GPU's."""
-    host = array.get(order="C")
-    buffer = _view_numpy(host)
-    buffer.owner = (array, host)
+    dtype = dtypes.of(array.dtype)
+    if dtype is None:
+        raise ArgumentTypeError(
+            f"dtype {array.dtype} cannot be moved; use one of {', '.join(_names())}"
+        )
+    packed = array if array.flags.c_contiguous else sys.modules["cupy"].ascontiguousarray(array)
+    buffer = Buffer(packed.data.ptr, packed.size, dtype, packed)
+    if packed is not array:
+        buffer.writable = not _overlaps_itself(array.shape, array.strides, array.itemsize)
+
+        def copy_back() -> None:
+            array[...] = packed
+
+        buffer.copy_back = copy_back
+    _note_device(buffer, "cuda")
+    return buffer
+
+
+def move_to_host(buffer: Buffer) -> bool:
+    """Let a buffer show a copy in the host's memory; False if its kind has always been elsewhere.
+
+    That is for CuPy, whose arrays every engine takes.
+    """
+    array, unpack = buffer.owner, buffer.copy_back
+    if _kind(array) != "cupy":
+        return False
+    host = array.get()  # type: ignore[attr-defined]
+    moved = _view_numpy(host)
+    buffer.address, buffer.owner, buffer.device = moved.address, (array, host), "cpu"
 
     def copy_back() -> None:
-        array[...] = sys.modules["cupy"].asarray(host)
+        array.set(host)  # type: ignore[attr-defined]
+        if unpack is not None:
+            unpack()
 
     buffer.copy_back = copy_back
-    return buffer
+    return True
+
+
+# ---- the GPU of a buffer, as the framework of its tensor knows it ----
+
+
+def device_index(buffer: Buffer) -> int:
+    """The number of the GPU that the memory is on, in this process."""
+    owner: Any = buffer.owner
+    if _kind(owner) == "cupy":
+        return int(owner.device.id)
+    return int(owner.device.index)
+
+
+def current_stream(buffer: Buffer) -> int:
+    """The stream in which the caller's framework works now, on the GPU of this buffer."""
+    owner: Any = buffer.owner
+    if _kind(owner) == "cupy":
+        return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
+    return int(sys.modules["torch"].cuda.current_stream(owner.device).cuda_stream)
 
 
 def _view_by_array(tensor: Any) -> Buffer:

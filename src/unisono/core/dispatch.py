@@ -333,12 +333,12 @@ def barrier(group: Group, *, blocking: bool = True, timeout: float | None = None
 def _engine(
     group: Group, source: Buffer | None, destination: Buffer | None, names: _Names
 ) -> Engine:
-    """The group's engine, if this rank is a member and the engine reaches the memory."""
+    """The engine of the group that reaches the memory, if this rank is a member."""
     engine = group.engine
     if engine is None:
         raise _no_engine(group)
     if buffers.saw_device_tensor:
-        _check_devices(engine, source, destination, names)
+        return _engine_for_devices(group, engine, source, destination, names)
     return engine
 
 
@@ -431,22 +431,35 @@ def _no_engine(group: Group) -> NotReady:
 # ---- checks --------------------------------------------------------------------------------------
 
 
-def _check_devices(
-    engine: Engine, source: Buffer | None, destination: Buffer | None, names: _Names
-) -> None:
-    """All buffers of a call are in one memory, which the engine reaches."""
+def _engine_for_devices(
+    group: Group,
+    engine: Engine,
+    source: Buffer | None,
+    destination: Buffer | None,
+    names: _Names,
+) -> Engine:
+    """The engine that reaches all buffers of a call, which are in one memory.
+
+    Those that no engine of the group reaches go through the host's memory if they can.
+    """
     if source is not None and destination is not None and source.device != destination.device:
         raise ArgumentError(
             f"{names[0]} is on {source.device} and {names[1]} on {destination.device}; one call "
             "needs them in one memory"
         )
     for buffer, name in zip((source, destination), names, strict=True):
-        if buffer is not None and buffer.device not in engine.devices:
+        if buffer is None or buffer.device in engine.devices:
+            continue
+        found = group.engine_for(buffer.device)
+        if found is not None:
+            return found
+        if not buffers.move_to_host(buffer):
             reached = " and ".join(sorted(engine.devices))
             raise Unsupported(
                 f"engine {engine.name!r} reaches memory of {reached} only, and {name} is on "
-                f"{buffer.device}; move it to the CPU, or use engine 'torch:nccl'"
+                f"{buffer.device}; move it to the CPU, or use engine 'cuda' or 'torch:nccl'"
             )
+    return engine
 
 
 def _need(buffer: Buffer | None, name: str) -> Buffer:

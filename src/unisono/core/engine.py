@@ -248,6 +248,8 @@ class Engine(ABC):
     name: ClassVar[str]
     #: Whose memory the engine reaches: "cpu", "cuda", ...
     devices: ClassVar[frozenset[str]] = frozenset(["cpu"])
+    #: The engine that this one can be beside, to reach more memory for the same ranks.
+    stands_on: ClassVar[str | None] = None
     #: Whether the engine finds the user's line itself, so that `dispatch` need not look for it.
     finds_call_sites: ClassVar[bool] = False
     rank: int
@@ -274,6 +276,14 @@ class Engine(ABC):
     @abstractmethod
     def open(cls, launch: Launch, timeout: float) -> Engine:
         """Join the world that `launch` describes."""
+
+    @classmethod
+    def beside(cls, engine: Engine) -> Engine:
+        """Make an engine of the same ranks as `engine`, which goes on; see `stands_on`.
+
+        Called by each rank when it first needs it. The new engine is closed before the other.
+        """
+        raise Unsupported(f"engine {cls.name!r} cannot stand on another one")
 
     @abstractmethod
     def broadcast(self, call: Call) -> Work:

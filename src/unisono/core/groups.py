@@ -55,7 +55,7 @@ class Group:
     (3, -1, 3)
     """
 
-    __slots__ = ("_calls", "_state", "engine", "name", "rank", "ranks", "size")
+    __slots__ = ("_calls", "_companions", "_state", "engine", "name", "rank", "ranks", "size")
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class Group:
         self.engine = engine
         self.rank = _Number(rank)
         self._calls = 0
+        self._companions: dict[str, Engine | None] = {}  # by the device whose memory they reach
         self._state = state or _State()
         if engine is not None:
             engine.attach(self)
@@ -84,6 +85,21 @@ class Group:
         """The number of a collective that is called now."""
         self._calls += 1
         return self.calls
+
+    def engine_for(self, device: str) -> Engine | None:
+        """The engine that reaches the memory of a device: the group's own, or one beside it."""
+        engine = self.engine
+        if engine is None or device in engine.devices:
+            return engine
+        if device not in self._companions:
+            self._companions[device] = registry.companion(engine, device)
+        return self._companions[device]
+
+    def _close_companions(self) -> None:
+        while self._companions:
+            companion = self._companions.popitem()[1]
+            if companion is not None:
+                companion.close()
 
     def split(self, ranks: Sequence[int], name: str | None = None) -> Group:
         """Make a group of these ranks of this group, in the given order.
@@ -138,6 +154,7 @@ class Group:
                 f"rank {self.rank} excludes itself from group {self.name!r}; only ranks that stay "
                 "may shrink it, the others close it or end"
             )
+        self._close_companions()
         engine, members = self.engine.shrink(excluded)
         started = [self._state.started.get(rank, rank) for rank in self.ranks]
         if getattr(_thread, "state", None) is not self._state:  # a supervisor watches processes
@@ -164,6 +181,7 @@ class Group:
                 group.close()
         old = state.world
         if old is not None and old.engine is not None:
+            old._close_companions()
             state.retired.append(old.engine)
             old.engine = None
         made = Group(WORLD_NAME, range(engine.size), engine, engine.rank, state)
@@ -190,6 +208,7 @@ class Group:
                 if group is not self:
                     group.close()
         self._state.named.pop(self.name, None)
+        self._close_companions()
         engine, self.engine = self.engine, None
         if engine is not None:
             engine.close()

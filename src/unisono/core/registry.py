@@ -14,7 +14,7 @@ from unisono.core.engine import Engine
 from unisono.core.environment import Launch
 from unisono.errors import ArgumentError, LaunchError
 
-__all__ = ["available", "choose", "install_command", "load", "names"]
+__all__ = ["available", "choose", "companion", "install_command", "load", "names"]
 
 
 def names() -> list[str]:
@@ -64,6 +64,18 @@ def choose(name: str | None, launch: Launch) -> type[Engine]:
     if reason is not None:
         raise LaunchError(f"engine {picked!r} cannot run here: {reason}")
     return engine
+
+
+def companion(engine: Engine, device: str) -> Engine | None:
+    """Make the engine that reaches the memory of `device` for the ranks of another one.
+
+    None if there is no such engine, or none that runs here.
+    """
+    for name in names():
+        found = load(name)
+        if found.stands_on == engine.name and device in found.devices:
+            return found.beside(engine) if found.unavailable() is None else None
+    return None
 
 
 def install_command(*packages: str) -> str:

@@ -15,12 +15,13 @@ import numpy as np
 from unisono.core.call import Call
 from unisono.errors import MismatchError
 
-__all__ = ["Descriptor", "check", "compare"]
+__all__ = ["SITE_BYTES", "Descriptor", "check", "compare"]
 
 _Array = np.ndarray[Any, Any]
 
 _TEXT_BYTES = 128
-_SITE_BYTES = 112
+#: Where the call is, in the last bytes of an encoded descriptor: that may differ.
+SITE_BYTES = 112
 
 
 class Descriptor(NamedTuple):
@@ -53,8 +54,8 @@ class Descriptor(NamedTuple):
         """The descriptor in a fixed number of bytes: two int64, the text and the call site."""
         numbers = np.array([self.share, self.uneven], np.int64).view(np.uint8)
         text = f"{self.verb}|{self.dtype}|{self.rest}".encode()[:_TEXT_BYTES]
-        site = self.site.encode()[-_SITE_BYTES:]
-        padded = text.ljust(_TEXT_BYTES, b"\0") + site.ljust(_SITE_BYTES, b"\0")
+        site = self.site.encode()[-SITE_BYTES:]
+        padded = text.ljust(_TEXT_BYTES, b"\0") + site.ljust(SITE_BYTES, b"\0")
         return np.concatenate([numbers, np.frombuffer(padded, np.uint8)])
 
     @classmethod

@@ -15,7 +15,7 @@ from unisono.errors import CommTimeout, NotReady, UnisonoError
 __all__ = ["DeferredWork", "SerialExecutor"]
 
 #: What a call does: it returns when its result is in its place, or raises.
-_Task = Callable[[], None]
+_Task = Callable[[], object]
 
 _IDLE_SECONDS = 1.0  # that the thread stays without work
 

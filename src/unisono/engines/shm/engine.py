@@ -238,6 +238,19 @@ class ShmEngine(Engine):
     def shared_arrays(self, minimum: int) -> contextlib.AbstractContextManager[None]:
         return shared_arrays(self._job, minimum)
 
+    def allocate_block(self, nbytes: int) -> int:
+        """Reserve memory that all ranks of the job can map, of zeros; returns where it is."""
+        return self._job.allocate_block(nbytes)
+
+    def map_block(self, place: int, nbytes: int) -> _native.SharedBlock:
+        """Memory that some rank has reserved, for reading and writing."""
+        return self._job.map_block(place, nbytes)
+
+    def lost_ranks(self) -> dict[int, str]:
+        """The ranks of the group whose processes have ended before they left, with how."""
+        reasons = enumerate(map(self._job.exit_reason, self._native.world_ranks))
+        return {rank: reason for rank, reason in reasons if reason is not None}
+
     def exit(self) -> None:
         self._job.announce_exit()
 

@@ -1,0 +1,217 @@
+"""Ranks are processes of one host that share a GPU; calls on the CPU's memory are engine `shm`'s.
+
+The hosts compare each call over shared memory and tell each other where their tensors are. What
+follows runs in streams: ranks read each other's device memory, which CUDA shares between processes,
+and streams wait for each other by words that the host can write as well. So no host waits for a
+GPU, and no GPU waits for a rank that is gone.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from unisono.core import buffers
+from unisono.core.buffers import Buffer
+from unisono.core.call import Call
+from unisono.core.engine import DRAIN_SECONDS, Engine, Work
+from unisono.core.environment import Launch
+from unisono.core.groups import Group
+from unisono.core.trace import RankReport
+from unisono.engines.common.executor import SerialExecutor
+from unisono.engines.cuda.connection import Meeting
+from unisono.engines.cuda.gpu import driver
+from unisono.engines.cuda.gpu.device import Device, Moment, device_at
+from unisono.engines.cuda.messages import Messages
+from unisono.engines.cuda.watchdog import Watchdog
+from unisono.engines.cuda.works import CudaWork
+from unisono.engines.shm.engine import ShmEngine
+from unisono.errors import UnisonoError
+
+__all__ = ["CudaEngine"]
+
+
+class CudaEngine(Engine):
+    """One rank's handle on a group whose tensors are on a GPU, or on the CPU."""
+
+    name = "cuda"
+    stands_on = "shm"
+    devices = frozenset(["cpu", "cuda"])
+
+    def __init__(self, host: ShmEngine, *, owns_host: bool) -> None:
+        self._host = host
+        self._owns_host = owns_host
+        self.rank = host.rank
+        self.size = host.size
+        self._lock = threading.Lock()
+        self._meeting: Meeting | None = None
+        self._messages = Messages(host, self._watchdog)
+        self._watchdogs: dict[Device, Watchdog] = {}
+        self._executor = SerialExecutor(f"{self.name}, rank {self.rank} of {self.size}")
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        return ShmEngine.unavailable() or driver.missing()
+
+    @classmethod
+    def open(cls, launch: Launch, timeout: float) -> CudaEngine:
+        return cls(ShmEngine.open(launch, timeout), owns_host=True)
+
+    @classmethod
+    def beside(cls, engine: Engine) -> CudaEngine:
+        assert isinstance(engine, ShmEngine)
+        return cls(engine, owns_host=False)
+
+    # ---- the verbs ----
+
+    def broadcast(self, call: Call) -> Work:
+        return self._collective(call, self._host.broadcast)
+
+    def reduce(self, call: Call) -> Work:
+        return self._collective(call, self._host.reduce)
+
+    def all_reduce(self, call: Call) -> Work:
+        return self._collective(call, self._host.all_reduce)
+
+    def reduce_scatter(self, call: Call) -> Work:
+        return self._collective(call, self._host.reduce_scatter)
+
+    def gather(self, call: Call) -> Work:
+        return self._collective(call, self._host.gather)
+
+    def all_gather(self, call: Call) -> Work:
+        return self._collective(call, self._host.all_gather)
+
+    def scatter(self, call: Call) -> Work:
+        return self._collective(call, self._host.scatter)
+
+    def all_to_all(self, call: Call) -> Work:
+        return self._collective(call, self._host.all_to_all)
+
+    def barrier(self, call: Call) -> Work:
+        return self._host.barrier(call)
+
+    def send(self, call: Call) -> Work:
+        return self._message(call, call.src, self._host.send, self._messages.send)
+
+    def recv(self, call: Call) -> Work:
+        return self._message(call, call.dst, self._host.recv, self._messages.recv)
+
+    def _collective(self, call: Call, on_host: Callable[[Call], Work]) -> Work:
+        buffer = call.destination or call.src
+        if buffer.device == "cpu":
+            return on_host(call)
+        device = device_at(buffers.device_index(buffer))
+        stream = buffers.current_stream(buffer)
+        with self._lock:
+            if self._meeting is None:
+                watchdog = self._watchdog(device)
+                self._meeting = Meeting(self._host, device, watchdog, call.timeout)
+            meeting = self._meeting
+        if call.blocking and threading.current_thread() is threading.main_thread():
+            run = functools.partial(_run, meeting, device, call, stream)
+            return self._executor.submit(run, blocking=True)
+        after = Moment(device, stream)
+        work = CudaWork(lambda: buffers.current_stream(buffer))
+
+        def task() -> None:
+            own = device.take_stream()
+            end = _run(meeting, device, call, own, after)
+            device.give_stream(own, end)
+            work.has_begun(end)
+
+        work.meeting = self._executor.submit(task, blocking=call.blocking)
+        if call.blocking:
+            # Threads make calls on several groups in any order, and most often in one stream. If
+            # each call held that up, ranks could wait for each other; so this thread waits itself.
+            work.wait_on_host()
+        return work
+
+    def _message(
+        self,
+        call: Call,
+        buffer: Buffer,
+        on_host: Callable[[Call], Work],
+        on_gpu: Callable[..., Work],
+    ) -> Work:
+        if buffer.device == "cpu":
+            return on_host(call)
+        device = device_at(buffers.device_index(buffer))
+
+        def current() -> int:
+            return buffers.current_stream(buffer)
+
+        return on_gpu(device, call, current(), current)
+
+    def _watchdog(self, device: Device) -> Watchdog:
+        return self._watchdogs.setdefault(device, Watchdog(device))
+
+    # ---- groups ----
+
+    def split(self, ranks: Sequence[int], key: str) -> CudaEngine:
+        return CudaEngine(self._host.split(ranks, key), owns_host=True)
+
+    def shrink(self, exclude: Sequence[int] = ()) -> tuple[Engine, tuple[int, ...]]:
+        self._leave_gpu()
+        host, members = self._host.shrink(exclude)
+        return CudaEngine(host, owns_host=True), members
+
+    def close(self) -> None:
+        self._leave_gpu()
+        if self._owns_host:
+            self._host.close()
+
+    def _leave_gpu(self) -> None:
+        self._executor.close(DRAIN_SECONDS)
+        with self._lock:
+            meeting, self._meeting = self._meeting, None
+        if meeting is not None:
+            meeting.close()
+        self._messages.close()
+
+    # ---- what the host's engine does ----
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that calls wait for other ranks unless they say otherwise."""
+        return self._host.timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._host.timeout = seconds
+
+    @property
+    def communicator(self) -> Any:
+        """The native object, for ordinary calls on the CPU's memory."""
+        return self._host.communicator
+
+    def attach(self, group: Group) -> None:
+        self._host.attach(group)
+
+    def fast_calls(self) -> int:
+        return self._host.fast_calls()
+
+    def work_of(self, pending: Any) -> Work:
+        return self._host.work_of(pending)
+
+    def explain(self, error: UnisonoError) -> None:
+        self._host.explain(error)
+
+    def shared_arrays(self, minimum: int) -> AbstractContextManager[None]:
+        return self._host.shared_arrays(minimum)
+
+    def exit(self) -> None:
+        self._host.exit()
+
+    def records(self) -> list[RankReport]:
+        return self._host.records()
+
+
+def _run(
+    meeting: Meeting, device: Device, call: Call, stream: int, after: Moment | None = None
+) -> Moment:
+    device.driver.enter()  # perhaps in another thread than the caller's
+    return meeting.connection().run(call, stream, after)

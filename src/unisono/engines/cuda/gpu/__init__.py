@@ -1,0 +1,1 @@
+"""One GPU, as a process sees it: the driver, kernels, and memory that processes share."""

@@ -1,0 +1,94 @@
+"""This process's GPU: its driver, the memory it shares, and streams and events to use again."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+
+from unisono.engines.cuda.gpu import driver
+from unisono.engines.cuda.gpu.driver import Driver
+from unisono.engines.cuda.gpu.sharing import Exports, Imports
+from unisono.errors import UnisonoError
+
+__all__ = ["Device", "Moment", "device_at"]
+
+
+class Moment:
+    """A point in a stream, which streams wait for and the host asks about."""
+
+    def __init__(self, device: Device, stream: int) -> None:
+        self._device = device
+        self._event = device.take_event()  # its own, as long as it lives
+        self.stream = stream
+        #: Why what the stream did before it is not what it should be; set before it comes.
+        self.failure: UnisonoError | None = None
+        device.driver.record(self._event, stream)
+
+    def has_come(self) -> bool:
+        """Whether the stream has got there; it does not come back from there."""
+        return self._device.driver.has_happened(self._event)
+
+    def delay(self, stream: int) -> None:
+        """Let another stream go on only after it; from any thread."""
+        if stream != self.stream:
+            self._device.driver.enter()
+            self._device.driver.wait_event(stream, self._event)
+
+    def __del__(self) -> None:
+        self._device.give_event(self._event)
+
+
+class Device:
+    """One GPU; all groups of the process use it."""
+
+    def __init__(self, made: Driver) -> None:
+        self.driver = made
+        self.exports = Exports(made)
+        self.imports = Imports(made, self.exports)
+        self._events: deque[int] = deque()  # to use again; appending and popping are atomic
+        self._streams: list[tuple[int, Moment]] = []
+        self._lock = threading.Lock()
+
+    def take_event(self) -> int:
+        """An event for a `Moment`."""
+        try:
+            return self._events.pop()
+        except IndexError:
+            return self.driver.create_event()
+
+    def give_event(self, event: int) -> None:
+        """Keep an event for later."""
+        self._events.append(event)
+
+    def take_stream(self) -> int:
+        """A stream that has nothing to do, for one call."""
+        with self._lock:
+            for index, (stream, last) in enumerate(self._streams):
+                if last.has_come():
+                    del self._streams[index]
+                    return stream
+        return self.driver.create_stream()
+
+    def give_stream(self, stream: int, last: Moment) -> None:
+        """Keep a stream, which is free once `last` has come."""
+        with self._lock:
+            self._streams.append((stream, last))
+
+
+_devices: dict[int, Device] = {}
+_lock = threading.Lock()
+
+
+def device_at(ordinal: int) -> Device:
+    """The GPU of this number, ready for use in this thread."""
+    with _lock:
+        found = _devices.get(ordinal)
+        if found is None:
+            found = _devices[ordinal] = Device(driver.CudaDriver(ordinal))
+    found.driver.enter()
+    return found
+
+
+# CUDA does not work in a forked child, which has no world either.
+os.register_at_fork(after_in_child=_devices.clear)

@@ -1,0 +1,304 @@
+// src/unisono/engines/cuda/reduce.cu: the reductions on a GPU, with the bits of the CPU's.
+//
+// kernels.py compiles one instantiation at a time by NVRTC, which has no headers; a function
+// without a mark is one of the device. The operators are those of native/kernels_isa.cpp. Products
+// and sums must stay apart (--fmad=false): a fused result has other bits.
+
+using int8 = signed char;
+using int16 = short;
+using int32 = int;
+using int64 = long long;
+using int128 = __int128;
+using uint8 = unsigned char;
+using uint16 = unsigned short;
+using uint32 = unsigned int;
+using uint64 = unsigned long long;
+using uint128 = unsigned __int128;
+
+struct Half {
+    uint16 bits;
+};
+struct BFloat {
+    uint16 bits;
+};
+template <class R>
+struct Complex {
+    R real, imaginary;
+};
+
+// ---- element type to accumulator type and back -------------------------------------------------
+
+union Float {
+    uint32 bits;
+    float value;
+};
+
+inline float from_bits(uint32 bits) { return Float{bits}.value; }
+
+inline uint32 to_bits(float value) {
+    Float both;
+    both.value = value;
+    return both.bits;
+}
+
+template <class To, class From>
+inline To convert(From x) {
+    return static_cast<To>(x);
+}
+
+template <>
+inline float convert(BFloat x) {
+    return from_bits(static_cast<uint32>(x.bits) << 16);
+}
+
+template <>
+inline BFloat convert(float x) {
+    const uint32 bits = to_bits(x);
+    const uint32 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // nearest, ties to even
+    const uint32 quiet = (bits >> 16) | 0x40;                           // a NaN stays a NaN
+    return {static_cast<uint16>((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded)};
+}
+
+// A GPU has these two as instructions; the other branch, for tests on a CPU, gives the same bits.
+template <>
+inline float convert(Half x) {
+#ifdef __CUDA_ARCH__
+    float result;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
+    return result;
+#else
+    const uint32 sign = (x.bits & 0x8000u) << 16;
+    const uint32 body = (x.bits & 0x7fffu) << 13;
+    if (body >= 0x7c00u << 13) return from_bits(sign | 0x7f800000 | body);  // infinity or NaN
+    // The exponent bias differs by 112; the multiplication also normalises subnormal numbers.
+    return from_bits(sign | to_bits(from_bits(body) * from_bits((127u + 112u) << 23)));
+#endif
+}
+
+template <>
+inline Half convert(float x) {
+#ifdef __CUDA_ARCH__
+    Half result;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(x));
+    return result;
+#else
+    const uint32 sign = (to_bits(x) >> 16) & 0x8000;
+    const uint32 body = to_bits(x) & 0x7fffffff;
+    uint32 half;
+    if (body > 0x7f800000) {
+        half = 0x7e00;  // NaN
+    } else if (body >= 0x477ff000) {
+        half = 0x7c00;  // rounds to infinity
+    } else if (body < 0x38800000) {
+        // Subnormal: adding 0.5 puts the half's last bit at the float's last bit, and rounds.
+        half = to_bits(from_bits(body) + 0.5f) - to_bits(0.5f);
+    } else {
+        half = (body - (112u << 23) + 0xfff + ((body >> 13) & 1)) >> 13;
+    }
+    return {static_cast<uint16>(sign | half)};
+#endif
+}
+
+// ---- operators: combine(a, b) for the accumulator type A ---------------------------------------
+
+// Signed sums and products wrap: they are computed unsigned, small types in 32 bits so that they
+// are not promoted to signed int.
+template <class A>
+struct Wrapping {
+    using type = A;
+};
+template <>
+struct Wrapping<int8> {
+    using type = uint32;
+};
+template <>
+struct Wrapping<int16> {
+    using type = uint32;
+};
+template <>
+struct Wrapping<int32> {
+    using type = uint32;
+};
+template <>
+struct Wrapping<int64> {
+    using type = uint64;
+};
+template <>
+struct Wrapping<int128> {
+    using type = uint128;
+};
+template <>
+struct Wrapping<uint8> {
+    using type = uint32;
+};
+template <>
+struct Wrapping<uint16> {
+    using type = uint32;
+};
+
+template <class A>
+inline A add(A a, A b) {
+    using W = typename Wrapping<A>::type;
+    return static_cast<A>(static_cast<W>(a) + static_cast<W>(b));
+}
+template <class R>
+inline Complex<R> add(Complex<R> a, Complex<R> b) {
+    return {a.real + b.real, a.imaginary + b.imaginary};
+}
+
+template <class A>
+inline A multiply(A a, A b) {
+    using W = typename Wrapping<A>::type;
+    return static_cast<A>(static_cast<W>(a) * static_cast<W>(b));
+}
+template <class R>
+inline Complex<R> multiply(Complex<R> a, Complex<R> b) {
+    return {a.real * b.real - a.imaginary * b.imaginary,
+            a.real * b.imaginary + a.imaginary * b.real};
+}
+
+struct Sum {
+    template <class A>
+    static A combine(A a, A b) {
+        return add(a, b);
+    }
+};
+struct Product {
+    template <class A>
+    static A combine(A a, A b) {
+        return multiply(a, b);
+    }
+};
+// The result is NaN if an operand is, and the first NaN if there are several: b replaces a if a is
+// a number and b is smaller (or larger), or a NaN. Integers are never NaN.
+struct Min {
+    template <class A>
+    static A combine(A a, A b) {
+        return !(b >= a) & (a == a) ? b : a;
+    }
+};
+struct Max {
+    template <class A>
+    static A combine(A a, A b) {
+        return !(b <= a) & (a == a) ? b : a;
+    }
+};
+struct And {
+    template <class A>
+    static A combine(A a, A b) {
+        return a & b;
+    }
+};
+struct Or {
+    template <class A>
+    static A combine(A a, A b) {
+        return a | b;
+    }
+};
+struct Xor {
+    template <class A>
+    static A combine(A a, A b) {
+        return a ^ b;
+    }
+};
+
+// ---- what happens to each operand first, and to the result last --------------------------------
+
+struct Keep {
+    template <class A, class Unused>
+    static A apply(A x, Unused) {
+        return x;
+    }
+};
+struct Scale {
+    template <class A>
+    static A apply(A x, double factor) {
+        return x * static_cast<A>(factor);
+    }
+    template <class R>
+    static Complex<R> apply(Complex<R> x, double factor) {
+        // The factor is the complex number (factor, 0); multiplied out, so that signed zeros and
+        // infinities are those of a complex product.
+        return multiply(x, Complex<R>{static_cast<R>(factor), R{0}});
+    }
+};
+struct Divide {
+    template <class A>
+    static A apply(A x, int by) {
+        return x / static_cast<A>(by);
+    }
+    template <class R>
+    static Complex<R> apply(Complex<R> x, int by) {
+        return {x.real / static_cast<R>(by), x.imaginary / static_cast<R>(by)};
+    }
+};
+
+// ---- the kernel --------------------------------------------------------------------------------
+
+/// The operands, in rank order. It travels with the launch, so nothing is copied before that.
+struct Sources {
+    const void* address[64];
+};
+
+/// Elements that one thread reads at once; W is a type of their size that is read in one piece.
+template <class T, class W>
+union Block {
+    W whole;
+    T element[sizeof(W) / sizeof(T)];
+};
+
+/// Combines the block at `index` of all sources, and only then stores it: `to` may be a source.
+template <class W, class T, class A, class Op, class First, class Last>
+inline void reduce_block(T* to, uint64 index, const Sources& from, int sources, double factor) {
+    constexpr int width = sizeof(W) / sizeof(T);
+    constexpr int batch = 4;  // loads that are on their way at once
+    A total[width];
+#pragma unroll 1
+    for (int done = 0; done < sources; done += batch) {
+        Block<T, W> block[batch];
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+            if (done + i >= sources) continue;
+            const T* start = static_cast<const T*>(from.address[done + i]) + index;
+            block[i].whole = *reinterpret_cast<const W*>(start);
+        }
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+            if (done + i >= sources) continue;
+            for (int j = 0; j < width; ++j) {
+                const A operand = First::apply(convert<A>(block[i].element[j]), factor);
+                total[j] = done + i == 0 ? operand : Op::combine(total[j], operand);
+            }
+        }
+    }
+    Block<T, W> result;
+    for (int j = 0; j < width; ++j) result.element[j] = convert<T>(Last::apply(total[j], sources));
+    *reinterpret_cast<W*>(to + index) = result.whole;
+}
+
+/// to[i] = all from[s][i], combined in rank order; T: element type, A: accumulator type. `to` may
+/// be a source but must not overlap one otherwise. Elements are aligned to their parts.
+template <class T, class A, class Op, class First, class Last>
+__global__ void reduce(T* to, Sources from, int sources, uint64 count, double factor) {
+    // Neighbouring threads take neighbouring blocks of 16 bytes, and all go on by the size of the
+    // grid. A source is read once and a result stored once: (sources + 1) * count * sizeof(T) bytes
+    // move, and nothing else, so that memory is the limit. Blocks lie at multiples of 16 in all
+    // arrays: a few elements before the first block and after the last one are taken one by one,
+    // and so are all if the arrays are not shifted alike.
+    constexpr uint64 width = sizeof(uint4) / sizeof(T);
+    const auto number = [](const void* address) { return reinterpret_cast<uint64>(address); };
+    const uint64 before = -number(to) % 16;  // bytes
+    bool alike = before % sizeof(T) == 0;
+    for (int source = 0; source < sources; ++source)
+        alike &= (number(from.address[source]) - number(to)) % 16 == 0;
+    const uint64 head = alike && before / sizeof(T) < count ? before / sizeof(T) : 0;
+    const uint64 blocks = alike ? (count - head) / width : 0;
+
+    const uint64 thread = static_cast<uint64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const uint64 threads = static_cast<uint64>(gridDim.x) * blockDim.x;
+    for (uint64 block = thread; block < blocks; block += threads)
+        reduce_block<uint4, T, A, Op, First, Last>(to, head + block * width, from, sources, factor);
+    for (uint64 rest = thread; rest < count - blocks * width; rest += threads)
+        reduce_block<T, T, A, Op, First, Last>(to, rest < head ? rest : rest + blocks * width, from,
+                                               sources, factor);
+}

@@ -1,0 +1,67 @@
+"""Works of calls on a GPU: to wait for one is to let the caller's stream wait, not the host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from unisono.core.engine import Work
+from unisono.engines.cuda.gpu.device import Moment
+
+__all__ = ["CudaWork"]
+
+
+class CudaWork(Work):
+    """A call that the hosts compare apart, and that then runs in a stream of its own."""
+
+    def __init__(self, current_stream: Callable[[], int]) -> None:
+        super().__init__()
+        self._current_stream = current_stream
+        #: The part of the hosts; whoever makes this sets it.
+        self.meeting: Work | None = None
+        self._end: Moment | None = None
+
+    def has_begun(self, end: Moment) -> None:
+        """Note that the call is in its stream, in which it ends at this moment."""
+        self._end = end
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Let the caller's stream wait for the result; the host only waits for the other hosts."""
+        super().wait(timeout)
+        self._check()  # once more: it may have failed since
+        self._delay()  # and each stream has to wait
+        return True
+
+    def exception(self) -> Exception | None:
+        """Return the error of a call that has ended badly, also after a wait for it."""
+        failure = None if self._end is None else self._end.failure
+        return failure or super().exception()
+
+    def wait_on_host(self) -> None:
+        """Wait until the GPU has done the call; the watchdog sees to it that this ends."""
+        assert self._end is not None
+        pause = 2e-5
+        while not self._end.has_come():
+            time.sleep(pause)
+            pause = min(2 * pause, 1e-3)
+        self.wait()
+
+    def _poll(self) -> bool:
+        if self.meeting is None or not self.meeting.is_completed():
+            return False
+        return self._end is None or self._end.has_come()
+
+    def _block(self, timeout: float | None) -> None:
+        assert self.meeting is not None
+        self.meeting.wait(timeout)
+        self._check()
+        self._delay()
+
+    def _check(self) -> None:
+        if self._end is not None and self._end.failure is not None:
+            raise self._end.failure
+
+    def _delay(self) -> None:
+        if self._end is not None:
+            self._end.delay(self._current_stream())

@@ -1,0 +1,139 @@
+"""Engine `cuda` on a GPU that is emulated: order, shared memory, faults, messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.helpers import cuda_cases, cuda_on_cpu, worlds
+
+if cuda_on_cpu.COMPILER is None:
+    pytest.skip("no g++ to compile the kernels for the CPU", allow_module_level=True)
+
+
+@pytest.fixture
+def run(all_worlds: worlds.Worlds) -> Callable[..., list[Any]]:
+    """`run(n, case, *args)` on n ranks of the emulated GPU, which go on afterwards."""
+
+    def run(n: int, case: Callable[..., Any], *args: Any) -> list[Any]:
+        return all_worlds.run(worlds.EMULATED, n, case, *args)
+
+    return run
+
+
+@pytest.fixture
+def alone(all_worlds: worlds.Worlds) -> Callable[..., list[Any]]:
+    """The same, on ranks for this test alone."""
+
+    def run(n: int, case: Callable[..., Any], *args: Any, **how: Any) -> list[Any]:
+        return all_worlds.run(worlds.EMULATED, n, case, *args, of_its_own=True, **how)
+
+    return run
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.thorough), 3])
+@pytest.mark.parametrize(
+    "case",
+    [
+        cuda_cases.many_calls_without_a_pause,
+        cuda_cases.many_calls_at_once,
+        cuda_cases.streams_of_the_caller,
+        cuda_cases.waiting_twice_in_two_streams,
+        cuda_cases.the_host_does_not_wait,
+        cuda_cases.memory_is_kept,
+        cuda_cases.memory_that_cannot_be_shared,
+        cuda_cases.message_to_itself,
+        cuda_cases.both_faces,
+    ],
+)
+def test_calls(run, ranks, case):
+    run(ranks, case)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "case",
+    [
+        cuda_cases.pieces_of_a_block,
+        cuda_cases.freed_blocks_are_closed,
+        cuda_cases.nothing_is_left,
+        cuda_cases.messages,
+        cuda_cases.messages_in_any_order,
+    ],
+)
+def test_memory_and_messages(alone, case):
+    alone(3, case)
+
+
+def test_ranks_that_disagree_all_hear_of_it(run):
+    for texts in run(3, cuda_cases.mismatches):
+        assert all(text.startswith("MismatchError: ranks disagree") for text in texts), texts
+        assert "float32 x 4" in texts[0] and "float32 x 6" in texts[0]
+        assert "rank 0: all_reduce float64" in texts[1]
+        assert "rank 0: broadcast float32 x 4 root 0" in texts[2]
+
+
+@pytest.mark.thorough
+def test_a_tensor_on_the_cpu_among_tensors_on_the_gpu(alone):
+    for text in alone(3, cuda_cases.cpu_against_gpu):
+        assert text.startswith("MismatchError"), text
+
+
+def test_both_memories_in_one_call(run):
+    for text in run(1, cuda_cases.two_memories):
+        assert text == (
+            "ArgumentError: src is on cuda and dst on cpu; one call needs them in one memory"
+        )
+
+
+def test_engine_shm_has_it_beside_itself(all_worlds):
+    for names in all_worlds.run("shm", 3, cuda_cases.chosen_by_itself, of_its_own=True):
+        assert names == ["shm", "cuda"]
+
+
+@pytest.mark.thorough
+def test_without_it_arrays_of_cupy_go_through_the_host(all_worlds):
+    all_worlds.run("shm", 2, cuda_cases.through_the_host, of_its_own=True)
+
+
+def test_ranks_on_different_gpus_are_refused(alone):
+    for text in alone(2, cuda_cases.other_gpu):
+        assert "are on 2 GPUs" in text and "torch:nccl" in text
+
+
+@pytest.mark.parametrize("blocking", [True, pytest.param(False, marks=pytest.mark.thorough)])
+def test_a_rank_that_dies_does_not_hold_up_the_streams_of_others(alone, blocking):
+    for texts in alone(3, cuda_cases.a_rank_is_killed, blocking, dying=[2]):
+        assert texts
+        for text in texts:
+            assert text.startswith("PeerLost: rank 2 was killed by SIGKILL"), text
+
+
+@pytest.mark.thorough
+def test_a_rank_whose_stream_is_late(alone):
+    outcomes = alone(3, cuda_cases.a_rank_is_late)
+    for (text,) in outcomes[1:]:
+        assert text.startswith(("CommTimeout: the GPU has not ended", "PeerLost: ranks")), text
+
+
+@pytest.mark.thorough
+def test_survivors_shrink_and_go_on(alone):
+    assert alone(3, cuda_cases.survivors_go_on, dying=[2]) == [[2.0], [2.0]]
+
+
+@pytest.mark.thorough
+def test_the_sender_of_a_message_dies(alone):
+    (text,) = alone(2, cuda_cases.sender_is_killed, dying=[0])
+    assert text.startswith("PeerLost: rank 0 was killed by SIGKILL"), text
+
+
+@pytest.mark.thorough
+def test_messages_that_do_not_fit(alone):
+    sender, receiver = alone(2, cuda_cases.wrong_messages)
+    assert sender[0].startswith("MismatchError: rank 1 expected another message"), sender
+    assert receiver[0] == (
+        "MismatchError: rank 0 sent float64 x 524288, but this rank receives float64 x 3"
+    )
+    assert receiver[1].startswith("MismatchError"), receiver

@@ -1,0 +1,398 @@
+"""What ranks do in the tests of engine `cuda`, on a GPU that is emulated."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from tests.helpers import cuda_emulator
+from tests.helpers.cuda_emulator import asarray, empty, gpu, on_stream
+from unisono.core import buffers, dispatch, groups
+from unisono.core.dtypes import ReduceOp
+from unisono.core.groups import Group
+from unisono.engines.cuda.gpu import driver
+from unisono.torch import distributed as dist
+
+LARGE = 1 << 18  # elements of float32: more than engine `cuda` copies aside
+
+
+def summed(group: Group, array: Any, **how: Any) -> Any:
+    buffer = buffers.view(array)
+    return dispatch.all_reduce(group, buffer, buffer, ReduceOp.SUM, **how)
+
+
+def outcome(function: Any, *arguments: Any, **named: Any) -> str:
+    """The name of the error that a call raises, and its text."""
+    try:
+        function(*arguments, **named)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+# ---- order ----
+
+
+def many_calls_without_a_pause(group: Group) -> None:
+    """Sums of sums in the same memory, short and long in turn: each reads what the last wrote."""
+    short, long = asarray(np.ones(100, np.float32)), asarray(np.ones(LARGE, np.float32))
+    for _ in range(6):
+        for array in (short, long):
+            summed(group, array)
+    expected = float(group.size**6)
+    assert set(short.tolist()) == set(long.tolist()) == {expected}
+
+
+def many_calls_at_once(group: Group) -> None:
+    """Asynchronous calls on different memory, waited for in another order."""
+    arrays = [asarray(np.full(3 + LARGE * (i % 2), i, np.float32)) for i in range(8)]
+    works = [summed(group, array, blocking=False) for array in arrays]
+    for work in reversed(works):
+        work.wait()
+    for index, array in enumerate(arrays):
+        assert set(array.tolist()) == {float(index * group.size)}, index
+    assert all(work.is_completed() for work in works)
+
+
+def streams_of_the_caller(group: Group) -> None:
+    """A call reads what its stream wrote before, and whoever waits in another stream reads it."""
+    first, second = gpu().create_stream(), gpu().create_stream()
+    array = asarray(np.zeros(LARGE, np.float32))
+    ones = asarray(np.ones(LARGE, np.float32))
+    for turn in range(4):
+        with on_stream(first):
+            gpu().copy(array.data.ptr, ones.data.ptr, 4 * LARGE, first)
+            work = summed(group, array, blocking=turn % 2 == 0)
+        with on_stream(second if turn % 2 else first):
+            work.wait()
+            assert set(array.tolist()) == {float(group.size)}
+
+
+def waiting_twice_in_two_streams(group: Group) -> None:
+    first, second = gpu().create_stream(), gpu().create_stream()
+    array = asarray(np.ones(LARGE, np.float32))
+    work = summed(group, array, blocking=False)
+    for stream in (first, second):
+        with on_stream(stream):
+            work.wait()
+            assert set(array.tolist()) == {float(group.size)}
+
+
+def the_host_does_not_wait(group: Group) -> None:
+    """A stream that is held up holds up neither the call nor the wait."""
+    gate = threading.Event()
+    array = asarray(np.ones(LARGE, np.float32))
+    gpu().hold(0, gate)
+    work = summed(group, array, blocking=False)
+    work.wait()
+    summed(group, array)
+    assert not gate.is_set() and not work._end.has_come()
+    gate.set()
+    assert set(array.tolist()) == {float(group.size**2)}
+
+
+def memory_is_kept(group: Group) -> None:
+    """A tensor that nobody has any more stays until all ranks have read it."""
+    for _ in range(5):
+        summed(group, asarray(np.ones(LARGE, np.float32)))
+        summed(group, asarray(np.ones(9, np.float32)), blocking=False)
+    dispatch.barrier(group)
+
+
+# ---- shared memory ----
+
+
+def pieces_of_a_block(group: Group) -> None:
+    """Two tensors of one block: it is exported once and opened once."""
+    whole = asarray(np.ones(4 * LARGE, np.float32))
+    before = gpu().exports
+    for start in (0, LARGE, LARGE + 1, 2 * LARGE):
+        summed(group, whole[start : start + LARGE])
+    whole.get()
+    assert gpu().exports == before + 1
+    assert len(gpu().opened) == group.size - 1
+
+
+def freed_blocks_are_closed(group: Group) -> None:
+    """New memory may be where freed memory was; nobody reads the old one, or keeps it."""
+    for turn in range(12):
+        array = asarray(np.full(LARGE, turn, np.float32))
+        summed(group, array)
+        assert set(array.tolist()) == {float(turn * group.size)}, turn
+        dispatch.barrier(group)
+        del array
+        time.sleep(0.01)  # until the watchdog has let it go
+    assert len(gpu().opened) <= 4 * (group.size - 1), len(gpu().opened)
+
+
+def memory_that_cannot_be_shared(group: Group) -> None:
+    for count in (5, LARGE):
+        source = asarray(np.arange(count, dtype=np.float32), shareable=False)
+        summed(group, source)
+        expected = np.arange(count, dtype=np.float32) * group.size
+        np.testing.assert_array_equal(source.get(), expected)
+        gathered = empty(count * group.size, np.float32, shareable=False)
+        dispatch.all_gather(group, buffers.view(source), buffers.view(gathered))
+        np.testing.assert_array_equal(gathered.get(), np.tile(expected, group.size))
+
+
+def nothing_is_left(group: Group) -> None:
+    """After a group is closed, none of its memory is allocated, open or registered."""
+    before = len(gpu().allocations)
+    part = group.split(range(group.size), "part")
+    array = asarray(np.ones(LARGE, np.float32))
+    small = asarray(np.ones(3, np.float32))
+    summed(part, array)
+    summed(part, small)
+    if group.size > 1:
+        peer = (group.rank + 1) % group.size
+        dispatch.send(part, buffers.view(small), peer)
+        dispatch.recv(part, buffers.view(small), None)
+    array.get()
+    part.close()
+    dispatch.barrier(group)
+    del array, small
+    deadline = time.monotonic() + 5
+    while len(gpu().allocations) > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(gpu().allocations) == before
+    assert gpu().opened == {} and gpu().registered == {}
+
+
+# ---- wrong calls ----
+
+
+def mismatches(group: Group) -> list[str]:
+    """Ranks that disagree all get an error, and the group works on."""
+    count = 4 + group.rank
+    texts = [outcome(summed, group, asarray(np.ones(count, np.float32)))]
+    dtype = np.float32 if group.rank else np.float64
+    texts.append(outcome(summed, group, asarray(np.ones(LARGE, dtype))))
+    if group.rank:
+        texts.append(outcome(summed, group, asarray(np.ones(4, np.float32))))
+    else:
+        one = buffers.view(asarray(np.ones(4, np.float32)))
+        texts.append(outcome(dispatch.broadcast, group, one, one, 0))
+    array = asarray(np.ones(7, np.float32))
+    summed(group, array)
+    assert array.tolist() == [float(group.size)] * 7
+    return texts
+
+
+def cpu_against_gpu(group: Group) -> str:
+    """The very first call: one rank has its tensor on the CPU."""
+    array = np.ones(4, np.float32)
+    return outcome(summed, group, array if group.rank == 0 else asarray(array))
+
+
+def two_memories(group: Group) -> str:
+    source = buffers.view(asarray(np.ones(4, np.float32)))
+    return outcome(
+        dispatch.all_reduce, group, source, buffers.view(np.ones(4, np.float32)), ReduceOp.SUM
+    )
+
+
+def other_gpu(group: Group) -> str:
+    os.environ[cuda_emulator.GPU] = str(group.rank) * 32
+    return outcome(summed, group, asarray(np.ones(4, np.float32)))
+
+
+# ---- faults ----
+
+
+def a_rank_is_killed(group: Group, blocking: bool) -> list[str]:
+    """The last rank dies after all have agreed on the call, before its stream has done its part."""
+    array = asarray(np.ones(LARGE, np.float32))
+    summed(group, array)
+    array.get()
+    dispatch.barrier(group)
+    last = group.size - 1
+    if group.rank == last:
+        gpu().hold(0, threading.Event())
+    work = summed(group, array, blocking=blocking)
+    if group.rank == last:
+        if not blocking:
+            work.meeting.wait()
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    texts = []
+    if not blocking:
+        work.wait()  # lets the stream wait, in which nothing is wrong yet
+    array.get()  # it does not wait for ever
+    if not blocking:
+        texts += [outcome(work.wait), f"PeerLost: {work.exception()}"]
+    texts.append(outcome(summed, group, array))
+    return texts
+
+
+def a_rank_is_late(group: Group) -> list[str]:
+    """One rank's stream is held up for longer than the others wait."""
+    array = asarray(np.ones(LARGE, np.float32))
+    summed(group, array)
+    array.get()
+    gate = threading.Event()
+    if group.rank == 0:
+        gpu().hold(0, gate)
+        threading.Timer(3.0, gate.set).start()
+    summed(group, array, timeout=1.0)
+    array.get()
+    return [outcome(summed, group, array)]
+
+
+def survivors_go_on(group: Group) -> list[float]:
+    array = asarray(np.ones(LARGE, np.float32))
+    summed(group, array)
+    array.get()
+    dispatch.barrier(group)
+    if group.rank == group.size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert outcome(summed, group, array).startswith("PeerLost")
+    smaller = group.shrink()
+    array = asarray(np.ones(LARGE, np.float32))
+    summed(smaller, array)
+    return sorted(set(array.tolist()))
+
+
+# ---- messages ----
+
+
+def messages(group: Group) -> None:
+    size, rank = group.size, group.rank
+    after, before = (rank + 1) % size, (rank - 1) % size
+    for count in (0, 1, 1000):  # all send first
+        outgoing, incoming = asarray(np.full(count, rank, np.int32)), empty(count, np.int32)
+        dispatch.send(group, buffers.view(outgoing), after, 5)
+        dispatch.recv(group, buffers.view(incoming), before, 5)
+        assert incoming.tolist() == [before] * count
+    outgoing = asarray(np.full(2 * LARGE, rank, np.int32))
+    incoming = empty(2 * LARGE, np.int32)
+    sent = dispatch.send(group, buffers.view(outgoing), after, 6, blocking=False)
+    got = dispatch.recv(group, buffers.view(incoming), None, 6, blocking=False)
+    got.wait()
+    sent.wait()
+    assert got.source == before and set(incoming.tolist()) == {before}
+    outgoing.set(np.full(2 * LARGE, -1, np.int32))  # it may be written again
+    dispatch.barrier(group)
+
+
+def messages_in_any_order(group: Group) -> None:
+    """Tags are received in the other order than they were sent in; several under way."""
+    rank = group.rank
+    if rank > 1:
+        return
+    counts = [LARGE * 2 if tag % 2 else 10 for tag in range(6)]
+    if rank == 0:
+        arrays = [asarray(np.full(counts[tag], tag, np.float32)) for tag in range(6)]
+        works = [
+            dispatch.send(group, buffers.view(arrays[tag]), 1, tag, blocking=False)
+            for tag in range(6)
+        ]
+    else:
+        arrays = [empty(count, np.float32) for count in counts]
+        works = [
+            dispatch.recv(group, buffers.view(arrays[tag]), 0, tag, blocking=False)
+            for tag in reversed(range(6))
+        ]
+    for work in works:
+        work.wait()
+    for tag, array in enumerate(arrays):
+        assert set(array.tolist()) == {float(tag)}
+
+
+def message_to_itself(group: Group) -> None:
+    outgoing, incoming = asarray(np.arange(4.0)), empty(4)
+    dispatch.send(group, buffers.view(outgoing), group.rank)
+    dispatch.recv(group, buffers.view(incoming), group.rank)
+    assert incoming.tolist() == [0, 1, 2, 3]
+
+
+def wrong_messages(group: Group) -> list[str]:
+    if group.rank == 0:
+        work = dispatch.send(group, buffers.view(asarray(np.ones(2 * LARGE))), 1, 1, blocking=False)
+        dispatch.barrier(group)
+        texts = [outcome(work.wait)]
+        dispatch.send(group, buffers.view(asarray(np.ones(3))), 1, 2)
+        dispatch.barrier(group)
+        return texts
+    texts = [outcome(dispatch.recv, group, buffers.view(empty(3)), 0, 1)]
+    dispatch.barrier(group)
+    texts.append(outcome(dispatch.recv, group, buffers.view(np.empty(3)), 0, 2))
+    dispatch.barrier(group)
+    return texts
+
+
+def sender_is_killed(group: Group) -> str:
+    """The sender of a long message dies before its stream has written it."""
+    if group.rank == 0:
+        outgoing = asarray(np.ones(2 * LARGE))
+        gpu().hold(0, threading.Event())
+        dispatch.send(group, buffers.view(outgoing), 1, blocking=False)
+        time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    incoming = empty(2 * LARGE)
+    work = dispatch.recv(group, buffers.view(incoming), 0, blocking=False)
+    work.meeting.wait()
+    deadline = time.monotonic() + 10
+    while not work.is_completed() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return outcome(work.wait)
+
+
+# ---- beside engine shm ----
+
+
+def chosen_by_itself(group: Group) -> list[str]:
+    """A group of engine shm serves both memories; calls on the CPU are not in order with these."""
+    cuda_emulator.install()
+    on_cpu, on_gpu = np.ones(10), asarray(np.ones(LARGE))
+    gate = threading.Event()
+    gpu().hold(0, gate)
+    works = [summed(group, on_gpu, blocking=False), summed(group, on_cpu, blocking=False)]
+    summed(group, on_cpu)
+    gate.set()
+    for work in works:
+        work.wait()
+    assert set(on_cpu) == {float(group.size**2)}
+    assert set(on_gpu.tolist()) == {float(group.size)}
+    part = group.split([0, group.size - 1], "ends")
+    if part.rank >= 0:
+        summed(part, on_gpu)
+        assert set(on_gpu.tolist()) == {float(2 * group.size)}
+        part.close()
+    return [group.engine.name, group.engine_for("cuda").name]
+
+
+def both_faces(group: Group) -> None:
+    from unisono.mindspore.communication import comm_func
+
+    groups.unclaim()
+    dist.init_process_group("unisono")
+    size, rank = group.size, group.rank
+    x = asarray(np.full((2, 3), rank + 1, np.float32))
+    dist.all_reduce(x)
+    assert set(x.ravel().tolist()) == {size * (size + 1) / 2}
+    parts = [empty((2, 3), np.float32) for _ in range(size)]
+    dist.all_gather(parts, asarray(np.full((2, 3), rank, np.float32)))
+    assert [part.ravel().tolist()[0] for part in parts] == list(map(float, range(size)))
+    out, _ = comm_func.all_reduce(asarray(np.ones(4, np.float32)))
+    assert isinstance(out, cuda_emulator.ndarray) and out.tolist() == [float(size)] * 4
+    total, handle = comm_func.all_gather_into_tensor(asarray(np.ones((1, 2))), async_op=True)
+    handle.wait()
+    assert total.get().shape == (size, 2)
+
+
+def through_the_host(group: Group) -> None:
+    """Where no engine reaches the GPU, all take arrays of CuPy all the same."""
+    cuda_emulator.install()
+    driver.missing = lambda: "the test has taken it away"
+    array = asarray(np.arange(6.0))
+    summed(group, array)
+    assert array.tolist() == [group.size * value for value in range(6)]
+    source, gathered = asarray(np.full(2, group.rank)), empty(2 * group.size, np.int64)
+    dispatch.all_gather(group, buffers.view(source), buffers.view(gathered))
+    assert gathered.tolist() == [rank for rank in range(group.size) for _ in range(2)]

@@ -1,0 +1,366 @@
+"""A GPU that is emulated in the memory of this host, for tests of engine `cuda` without one.
+
+`install` puts it in the place of the CUDA driver and of CuPy, in a process that is to be a rank.
+Streams are threads, so they are as asynchronous as real ones, and hesitate at random before each
+step: what is not ordered goes wrong sooner or later. Memory is in files without names that other
+processes map, and memory that was freed is unmapped: whoever uses it later crashes. Kernels are
+those of the engine, compiled for the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import mmap
+import os
+import queue
+import random
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from tests.helpers import cuda_on_cpu
+from tests.helpers.paths import ROOT
+from unisono.core.dtypes import DType, ReduceOp
+from unisono.engines.cuda.gpu import device, driver, kernels
+from unisono.engines.cuda.gpu.driver import HANDLE_BYTES, Allocation
+
+#: Which GPU a rank is on, and how many seconds its streams hesitate at most.
+GPU, HESITATION = "UNISONO_TEST_GPU", "UNISONO_TEST_HESITATION"
+
+_ON_DEVICE = 1 << 60  # what the GPU's addresses of the host's memory differ by
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (*[ctypes.c_void_p, ctypes.c_size_t], *[ctypes.c_int] * 3, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+class Stream:
+    """Does one thing after the other, in a thread."""
+
+    def __init__(self) -> None:
+        self._steps: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._random = random.Random(os.getpid())
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def put(self, step: Callable[[], None]) -> None:
+        self._steps.put(step)
+
+    def synchronize(self) -> None:
+        over = threading.Event()
+        self.put(over.set)
+        if not over.wait(30):
+            raise AssertionError("a stream has not come to its end in 30 s")
+
+    def _serve(self) -> None:
+        while True:
+            step = self._steps.get()
+            hesitation = float(os.environ.get(HESITATION, "0.0005"))
+            if self._random.random() < 0.3:
+                time.sleep(self._random.random() * hesitation)
+            step()
+
+
+class EmulatedDriver:
+    """What the engine sees of the GPU; see `Driver`."""
+
+    name = "emulated"
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self.identity = os.environ.get(GPU, "0" * 32)
+        self._kernels = cuda_on_cpu.build(ROOT / "build" / "cuda_on_cpu")
+        self._numbers = itertools.count(1)
+        self._entered = threading.local()
+        self._lock = threading.Lock()
+        self.allocations: dict[int, tuple[Allocation, int]] = {}  # with a file, by base
+        self.opened: dict[int, int] = {}  # bytes, by address
+        self.registered: dict[int, int] = {}
+        self.exports = 0
+        self._streams: dict[int, Stream] = {0: Stream()}
+        self._events: dict[int, threading.Event] = {}
+
+    def enter(self) -> None:
+        self._entered.done = True
+
+    def _check_entered(self) -> None:
+        assert getattr(self._entered, "done", False), "this thread has not entered the GPU"
+
+    # ---- memory ----
+
+    def allocate(self, nbytes: int, *, shareable: bool = True) -> int:
+        nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        file = os.memfd_create("emulated GPU") if shareable else -1
+        if shareable:
+            os.ftruncate(file, nbytes)
+        base = _map(file, nbytes)
+        with self._lock:
+            self.allocations[base] = Allocation(base, nbytes, next(self._numbers)), file
+        return base
+
+    def free(self, address: int) -> None:
+        with self._lock:
+            allocation, file = self.allocations.pop(address)
+        _libc.munmap(address, allocation.nbytes)
+        if file >= 0:
+            os.close(file)
+
+    def allocation_of(self, address: int) -> Allocation:
+        self._check_entered()
+        with self._lock:
+            for allocation, _ in self.allocations.values():
+                if 0 <= address - allocation.base < allocation.nbytes:
+                    return allocation
+        raise AssertionError(f"{address:#x} is not on the GPU")
+
+    def is_allocated(self, base: int, number: int) -> bool:
+        with self._lock:
+            found = self.allocations.get(base)
+        return found is not None and found[0].number == number
+
+    def export_handle(self, base: int) -> bytes | None:
+        allocation, file = self.allocations[base]
+        self.exports += 1
+        if file < 0:
+            return None
+        return f"{os.getpid()} {file} {allocation.nbytes}".encode().ljust(HANDLE_BYTES, b"\0")
+
+    def open_handle(self, handle: bytes) -> int:
+        self._check_entered()
+        process, name, nbytes = map(int, handle.rstrip(b"\0").split())
+        assert process != os.getpid(), "CUDA opens no memory of its own process"
+        file = os.open(f"/proc/{process}/fd/{name}", os.O_RDWR)
+        address = _map(file, nbytes)
+        os.close(file)
+        self.opened[address] = nbytes
+        return address
+
+    def close_handle(self, address: int) -> None:
+        self._check_entered()
+        _libc.munmap(address, self.opened.pop(address))
+
+    # ---- streams ----
+
+    def create_stream(self) -> int:
+        with self._lock:
+            self._streams[len(self._streams)] = Stream()
+            return len(self._streams) - 1
+
+    def create_event(self) -> int:
+        with self._lock:
+            event = len(self._events) + 1
+            self._events[event] = threading.Event()
+        self._events[event].set()
+        return event
+
+    def record(self, event: int, stream: int) -> None:
+        self._check_entered()
+        happened = self._events[event] = threading.Event()
+        self._streams[stream].put(happened.set)
+
+    def wait_event(self, stream: int, event: int) -> None:
+        self._check_entered()
+        happened = self._events[event]
+        self._streams[stream].put(lambda: _until(happened.is_set))
+
+    def has_happened(self, event: int) -> bool:
+        return self._events[event].is_set()
+
+    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        self._check_entered()
+        self._streams[stream].put(lambda: _copy_slowly(to, source, nbytes))
+
+    def register_host(self, address: int, nbytes: int) -> int:
+        self._check_entered()
+        assert address not in self.registered, "CUDA registers memory once"
+        self.registered[address] = nbytes
+        return address + _ON_DEVICE
+
+    def unregister_host(self, address: int) -> None:
+        self._check_entered()
+        del self.registered[address]
+
+    def write_word(self, stream: int, address: int, value: int) -> None:
+        word = self._word(address)
+
+        def write() -> None:
+            word.value = value
+
+        self._streams[stream].put(write)
+
+    def wait_word(self, stream: int, address: int, value: int) -> None:
+        word = self._word(address)
+        self._streams[stream].put(lambda: _until(lambda: (word.value - value) % 2**32 < 2**31))
+
+    def _word(self, address: int) -> ctypes.c_uint32:
+        self._check_entered()
+        place = address - _ON_DEVICE
+        assert any(0 <= place - start < size for start, size in self.registered.items())
+        return ctypes.c_uint32.from_address(place)
+
+    def reduce(
+        self, dtype: DType, op: ReduceOp, to: int, sources: list[int], count: int, stream: int
+    ) -> None:
+        self._check_entered()
+        expression = kernels.expression(dtype, op)
+        blocks, threads = kernels.geometry(count, dtype.itemsize, processors=2)
+        self._streams[stream].put(
+            lambda: self._kernels.launch(expression, blocks, threads, to, sources, count, op.factor)
+        )
+
+    def hold(self, stream: int, gate: threading.Event) -> None:
+        """Let a stream wait for the test."""
+        self._streams[stream].put(lambda: _until(gate.is_set))
+
+    def synchronize(self, stream: int) -> None:
+        """What frameworks do before they read memory."""
+        self._streams[stream].synchronize()
+
+
+def _map(file: int, nbytes: int) -> int:
+    kind = mmap.MAP_SHARED if file >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    address: int = _libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, kind, file, 0)
+    assert address not in (0, 2**64 - 1), os.strerror(ctypes.get_errno())
+    return address
+
+
+def _copy_slowly(to: int, source: int, nbytes: int) -> None:
+    """In two halves, so that a copy at the wrong moment is seen."""
+    half = nbytes // 2
+    ctypes.memmove(to, source, half)
+    time.sleep(0)
+    ctypes.memmove(to + half, source + half, nbytes - half)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    pause = 1e-6
+    while not condition():
+        time.sleep(pause)
+        pause = min(2 * pause, 5e-4)
+
+
+# ---- CuPy, as far as buffers and tests use it ----
+
+_current = threading.local()
+
+
+class CurrentStream:
+    """The stream of this thread."""
+
+    def __init__(self, number: int) -> None:
+        self.ptr = number
+
+    def synchronize(self) -> None:
+        gpu().synchronize(self.ptr)
+
+
+def get_current_stream() -> CurrentStream:
+    return CurrentStream(getattr(_current, "stream", 0))
+
+
+@contextlib.contextmanager
+def on_stream(number: int) -> Iterator[None]:
+    """Let this thread work in another stream meanwhile."""
+    before, _current.stream = getattr(_current, "stream", 0), number
+    yield
+    _current.stream = before
+
+
+def gpu() -> EmulatedDriver:
+    """The driver of this process."""
+    made = device.device_at(0).driver
+    assert isinstance(made, EmulatedDriver)
+    return made
+
+
+class _Memory:
+    """An allocation, which ends with its last array."""
+
+    def __init__(self, nbytes: int, shareable: bool) -> None:
+        self._driver = gpu()
+        self.address = self._driver.allocate(max(nbytes, 1), shareable=shareable)
+
+    def __del__(self) -> None:
+        self._driver.free(self.address)
+
+
+class ndarray:  # noqa: N801 - CuPy's name
+    """An array on the emulated GPU, always contiguous."""
+
+    def __init__(self, memory: _Memory, offset: int, shape: tuple[int, ...], dtype: Any) -> None:
+        self._memory = memory
+        self._offset = offset
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self.size = int(np.prod(shape))
+        self.itemsize = self.dtype.itemsize
+        self.flags = types.SimpleNamespace(c_contiguous=True)
+        self.data = types.SimpleNamespace(ptr=memory.address + offset)
+        self.device = types.SimpleNamespace(id=0)
+
+    def _host(self) -> np.ndarray:
+        get_current_stream().synchronize()
+        raw = (ctypes.c_char * max(1, self.size * self.itemsize)).from_address(self.data.ptr)
+        return (
+            np.frombuffer(raw, np.uint8)[: self.size * self.itemsize]
+            .view(self.dtype)
+            .reshape(self.shape)
+        )
+
+    def get(self) -> np.ndarray:
+        return self._host().copy()
+
+    def set(self, values: np.ndarray) -> None:
+        self._host()[...] = values
+
+    def tolist(self) -> list:
+        return self.get().tolist()
+
+    def ravel(self) -> ndarray:
+        return ndarray(self._memory, self._offset, (self.size,), self.dtype)
+
+    def reshape(self, *shape: int) -> ndarray:
+        return ndarray(self._memory, self._offset, self._host().reshape(*shape).shape, self.dtype)
+
+    def __getitem__(self, where: slice) -> ndarray:
+        start, stop, _ = where.indices(self.shape[0])
+        row = self.size // max(1, self.shape[0])
+        offset = self._offset + start * row * self.itemsize
+        return ndarray(self._memory, offset, (max(0, stop - start), *self.shape[1:]), self.dtype)
+
+    def __setitem__(self, where: slice, values: Any) -> None:
+        self._host()[where] = values.get() if isinstance(values, ndarray) else values
+
+
+def empty(shape: Any, dtype: Any = np.float64, *, shareable: bool = True) -> ndarray:
+    """A new array; `shareable` is not CuPy's: memory of its pools may be of a kind that is not."""
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return ndarray(_Memory(nbytes, shareable), 0, shape, dtype)
+
+
+def asarray(values: Any, *, shareable: bool = True) -> ndarray:
+    host = np.asarray(values)
+    made = empty(host.shape, host.dtype, shareable=shareable)
+    made.set(host)
+    return made
+
+
+def concatenate(arrays: list[ndarray]) -> ndarray:
+    return asarray(np.concatenate([array.get() for array in arrays]))
+
+
+def install() -> None:
+    """Let this process have the emulated GPU."""
+    driver.CudaDriver = EmulatedDriver  # type: ignore[misc,assignment]
+    driver.missing = lambda: None
+    module = types.ModuleType("cupy")
+    for name in ("ndarray", "empty", "asarray", "concatenate"):
+        setattr(module, name, globals()[name])
+    module.cuda = types.SimpleNamespace(get_current_stream=get_current_stream)  # type: ignore[attr-defined]
+    sys.modules["cupy"] = module

@@ -1,0 +1,39 @@
+"""Copies of NumPy arrays on a GPU, real or emulated, for tests that compute on the host."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from unisono.core import buffers, dtypes
+from unisono.core.buffers import Buffer
+
+
+class DeviceMemory:
+    """The arrays of one call: those that share memory share it on the GPU, too."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, tuple[np.ndarray, Any]] = {}  # by the address of the whole
+
+    def view(self, array: np.ndarray) -> Buffer:
+        """The same elements on the GPU, of any dtype: CuPy knows these as bytes."""
+        whole = array
+        while isinstance(whole.base, np.ndarray):
+            whole = whole.base
+        if whole.ctypes.data not in self._copies:
+            content = np.ascontiguousarray(whole).reshape(-1).view(np.uint8)
+            self._copies[whole.ctypes.data] = whole, sys.modules["cupy"].asarray(content)
+        start = array.ctypes.data - whole.ctypes.data
+        on_device = self._copies[whole.ctypes.data][1][start : start + array.nbytes]
+        buffer = buffers.view(on_device)
+        dtype = dtypes.of(array.dtype)
+        assert dtype is not None
+        buffer.dtype, buffer.count = dtype, array.size
+        return buffer
+
+    def fetch(self) -> None:
+        """Copy everything back to the arrays."""
+        for whole, on_device in self._copies.values():
+            whole.reshape(-1).view(np.uint8)[:] = on_device.get()
