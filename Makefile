@@ -11,6 +11,7 @@
 #   make test-arm      the C++ tests for ARM, in an emulator
 #   make test-sdist    builds the source archive, installs it, and runs tests from it
 #   make wheels        wheels for all Pythons of this processor, in containers (needs docker)
+#   make test-gpu      engine cuda on a real GPU: the conformance suite and both dialects
 #   make test-openmpi  the engine mpi over Open MPI
 #   make test-recipes  the programs of docs/recipes.md: accelerate, Trainer, Lightning, DeepSpeed, ignite
 #   make bench-hosts   engine hybrid next to Gloo, on hosts that are namespaces
@@ -71,7 +72,7 @@ endef
 .PHONY: demo test test-rest test-all environments lint format \
         test-native test-python test-engines test-mindspore test-bare \
         rest-python rest-engines rest-general rest-mindspore \
-        torch-suite test-newest test-arm test-sdist wheels test-openmpi test-recipes \
+        torch-suite test-newest test-gpu test-arm test-sdist wheels test-openmpi test-recipes \
         soak fuzz flips resources sanitize model \
         bench bench-hosts bench-faults docs test-docs record clean
 
@@ -188,6 +189,12 @@ rest-general: export UNISONO_TEST_ENGINES = shm
 rest-general: export UNISONO_FAST_CALLS = 0
 rest-general: .venv/.installed .venv/.dev
 	$(call python-tests,each_engine and not thorough,$(wildcard tests/engines/*.py) $(FACES))
+
+# One at a time: each pool has a context on the GPU for every rank.
+test-gpu: export UNISONO_TEST_ENGINES = cuda
+test-gpu: export UNISONO_CUDA = try
+test-gpu: .venv/.installed .venv/.dev
+	$(BIN)/python -m pytest -m each_engine $(wildcard tests/engines/*.py) $(FACES)
 
 # Runs the tests with MindSpore that the marker expression $(1) selects.
 define mindspore-tests

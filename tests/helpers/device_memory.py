@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import sys
 from typing import Any
 
@@ -18,13 +20,13 @@ class DeviceMemory:
         self._copies: dict[int, tuple[np.ndarray, Any]] = {}  # by the address of the whole
 
     def view(self, array: np.ndarray) -> Buffer:
-        """The same elements on the GPU, of any dtype: CuPy knows these as bytes."""
+        """The same elements on the GPU, of any dtype: frameworks know these as bytes."""
         whole = array
         while isinstance(whole.base, np.ndarray):
             whole = whole.base
         if whole.ctypes.data not in self._copies:
             content = np.ascontiguousarray(whole).reshape(-1).view(np.uint8)
-            self._copies[whole.ctypes.data] = whole, sys.modules["cupy"].asarray(content)
+            self._copies[whole.ctypes.data] = whole, _on_device(content)
         start = array.ctypes.data - whole.ctypes.data
         on_device = self._copies[whole.ctypes.data][1][start : start + array.nbytes]
         buffer = buffers.view(on_device)
@@ -36,4 +38,15 @@ class DeviceMemory:
     def fetch(self) -> None:
         """Copy everything back to the arrays."""
         for whole, on_device in self._copies.values():
-            whole.reshape(-1).view(np.uint8)[:] = on_device.get()
+            whole.reshape(-1).view(np.uint8)[:] = _on_host(on_device)
+
+
+def _on_device(content: np.ndarray) -> Any:
+    """A copy, as an array of CuPy, which may be emulated, or of torch."""
+    if "cupy" in sys.modules or importlib.util.find_spec("cupy"):
+        return importlib.import_module("cupy").asarray(content)
+    return importlib.import_module("torch").from_numpy(content.copy()).cuda()
+
+
+def _on_host(on_device: Any) -> np.ndarray:
+    return on_device.get() if hasattr(on_device, "get") else on_device.cpu().numpy()
