@@ -386,6 +386,28 @@ def both_faces(group: Group) -> None:
     assert total.get().shape == (size, 2)
 
 
+def calls_that_compute_on_the_host(group: Group) -> None:
+    """Results that NumPy puts together are on the GPU, too; lists may have arrays of both kinds."""
+    from unisono.mindspore import ops
+    from unisono.mindspore.communication import comm_func
+
+    size, rank = group.size, group.rank
+    if not dist.is_initialized():
+        groups.unclaim()
+        dist.init_process_group("unisono")
+    y = comm_func.reduce(asarray(np.ones(3)), 0)
+    y = y[0] if isinstance(y, tuple) else y
+    assert y.tolist() == [float(size if rank == 0 else 0)] * 3
+    columns = asarray(np.arange(2.0 * size).reshape(2, size) + 100 * rank)
+    rows = ops.AlltoAll(size, 1, 0)(columns)
+    expected = [[100.0 * other + rank + size * row] for other in range(size) for row in range(2)]
+    assert rows.get().tolist() == expected
+    parts = [empty(2) if other % 2 else np.zeros(2) for other in range(size)]
+    mixed = outcome(dist.all_gather, parts, np.full(2, float(rank)))
+    assert mixed == "no error"
+    assert [part.tolist() for part in parts] == [[float(other)] * 2 for other in range(size)]
+
+
 def through_the_host(group: Group) -> None:
     """Where no engine reaches the GPU, all take arrays of CuPy all the same."""
     cuda_emulator.install()
@@ -396,3 +418,7 @@ def through_the_host(group: Group) -> None:
     source, gathered = asarray(np.full(2, group.rank)), empty(2 * group.size, np.int64)
     dispatch.all_gather(group, buffers.view(source), buffers.view(gathered))
     assert gathered.tolist() == [rank for rank in range(group.size) for _ in range(2)]
+    calls_that_compute_on_the_host(group)
+    total = np.empty(2 * group.size, np.int64)
+    dispatch.all_gather(group, buffers.view(source), buffers.view(total))  # of both kinds
+    assert total.tolist() == gathered.tolist()

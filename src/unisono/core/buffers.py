@@ -37,8 +37,10 @@ __all__ = [
     "output_like",
     "overlap",
     "empty_for",
+    "read",
     "saw_device_tensor",
     "view",
+    "write",
 ]
 
 _address_of = ctypes.addressof
@@ -80,7 +82,9 @@ class Buffer:
 
     @property
     def array(self) -> np.ndarray[Any, Any]:
-        """The same memory as a one-dimensional NumPy array."""
+        """The same memory as a one-dimensional NumPy array, if it is the host's."""
+        if self.device != "cpu":
+            raise Unsupported(f"this needs memory of the host, and the tensor is on {self.device}")
         if self.count == 0:
             return np.empty(0, self.dtype.numpy)
         memory = (ctypes.c_char * self.nbytes).from_address(self.address)
@@ -190,6 +194,7 @@ def _empty_mindspore(size: Sequence[int], dtype: DType) -> Any:
 
 def concatenated(parts: Sequence[Buffer]) -> Any:
     """A new flat array with the elements of several buffers, one after the other."""
+    _bring_together(parts)
     if parts[0].device == "cpu":
         return np.concatenate([part.array for part in parts])
     flat = [_flat(part) for part in parts]
@@ -200,6 +205,7 @@ def concatenated(parts: Sequence[Buffer]) -> Any:
 
 def empty_for(parts: Sequence[Buffer]) -> Any:
     """A new flat array, as long as several buffers together."""
+    _bring_together(parts)
     count = sum(part.count for part in parts)
     if parts[0].device == "cpu":
         return np.empty(count, parts[0].dtype.numpy)
@@ -221,6 +227,40 @@ def unpack_into(whole: Any, parts: Sequence[Buffer]) -> None:
         start += part.count
         if part.copy_back is not None:
             part.copy_back()
+
+
+def _bring_together(parts: Sequence[Buffer]) -> None:
+    """If parts are in different memories, show them all in the host's."""
+    if len({part.device for part in parts}) > 1:
+        for part in parts:
+            if part.device != "cpu" and not move_to_host(part):
+                raise ArgumentError("the tensors of a list are on different devices; move them")
+
+
+def read(buffer: Buffer) -> np.ndarray[Any, Any]:
+    """The elements of a buffer in the host's memory: the same memory, or a copy."""
+    if buffer.device == "cpu":
+        return buffer.array
+    flat = _flat(buffer)
+    if _kind(flat) == "cupy":
+        return np.asarray(flat.get())
+    raw: np.ndarray[Any, Any] = flat.view(sys.modules["torch"].uint8).cpu().numpy()
+    return raw.view(buffer.dtype.numpy)
+
+
+def write(buffer: Buffer, values: np.ndarray[Any, Any]) -> None:
+    """Set the elements of a buffer, in whichever memory."""
+    if buffer.device == "cpu":
+        buffer.array[:] = values
+        return
+    host = np.empty(buffer.count, buffer.dtype.numpy)
+    host[:] = values
+    flat = _flat(buffer)
+    if _kind(flat) == "cupy":
+        flat.set(host)
+        return
+    torch = sys.modules["torch"]
+    flat.view(torch.uint8).copy_(torch.from_numpy(host.view(np.uint8)))
 
 
 def _flat(part: Buffer) -> Any:

@@ -442,24 +442,25 @@ def _engine_for_devices(
 
     Those that no engine of the group reaches go through the host's memory if they can.
     """
-    if source is not None and destination is not None and source.device != destination.device:
-        raise ArgumentError(
-            f"{names[0]} is on {source.device} and {names[1]} on {destination.device}; one call "
-            "needs them in one memory"
-        )
+    found = engine
     for buffer, name in zip((source, destination), names, strict=True):
         if buffer is None or buffer.device in engine.devices:
             continue
-        found = group.engine_for(buffer.device)
-        if found is not None:
-            return found
-        if not buffers.move_to_host(buffer):
+        reaching = group.engine_for(buffer.device)
+        if reaching is not None:
+            found = reaching
+        elif not buffers.move_to_host(buffer):
             reached = " and ".join(sorted(engine.devices))
             raise Unsupported(
                 f"engine {engine.name!r} reaches memory of {reached} only, and {name} is on "
                 f"{buffer.device}; move it to the CPU, or use engine 'cuda' or 'torch:nccl'"
             )
-    return engine
+    if source is not None and destination is not None and source.device != destination.device:
+        raise ArgumentError(
+            f"{names[0]} is on {source.device} and {names[1]} on {destination.device}; one call "
+            "needs them in one memory"
+        )
+    return found
 
 
 def _need(buffer: Buffer | None, name: str) -> Buffer:

@@ -109,7 +109,7 @@ def view(tensor: Any, name: str) -> Buffer:
 def zeros_like(tensor: Any, shape: Sequence[int] | None = None) -> Any:
     """A new tensor of zeros, of the same kind and dtype, with `shape` if it is given."""
     out = buffers.output_like(tensor, shape)
-    out.buffer.array[:] = np.zeros((), out.buffer.dtype.numpy)
+    buffers.write(out.buffer, np.zeros((), out.buffer.dtype.numpy))
     return out.finish()
 
 

@@ -46,6 +46,7 @@ def alone(all_worlds: worlds.Worlds) -> Callable[..., list[Any]]:
         cuda_cases.memory_that_cannot_be_shared,
         cuda_cases.message_to_itself,
         cuda_cases.both_faces,
+        cuda_cases.calls_that_compute_on_the_host,
     ],
 )
 def test_calls(run, ranks, case):

@@ -104,12 +104,12 @@ def _exchange_blocks(
     out = buffers.output_like(tensor, whole)
     source = view(tensor, "input_x")
     # Blocks are not contiguous unless the first dimension is cut, so NumPy packs them.
-    cut = np.split(source.array.reshape(shape), members.size, axis=split)
+    cut = np.split(buffers.read(source).reshape(shape), members.size, axis=split)
     packed, counts = packing.pack([np.ascontiguousarray(part) for part in cut])
     received = np.empty(sum(counts), source.dtype.numpy)
     dispatch.all_to_all(members, packed, buffers.view(received), counts, counts)
     blocks = received.reshape(members.size, *block)
-    out.buffer.array[:] = np.concatenate(list(blocks), axis=concat).reshape(-1)
+    buffers.write(out.buffer, np.concatenate(list(blocks), axis=concat).reshape(-1))
     return out.finish()
 
 

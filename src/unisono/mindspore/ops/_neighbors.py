@@ -211,13 +211,13 @@ def _surround(
 ) -> Any:
     shape = shape_of(tensor)
     out = buffers.output_like(tensor, _surrounded(shape, receive_lengths))
-    image = buffers.view(tensor).array.reshape(shape)
-    whole = out.buffer.array.reshape(_surrounded(shape, receive_lengths))
-    whole[...] = np.zeros((), whole.dtype)
+    image = buffers.read(buffers.view(tensor)).reshape(shape)
+    whole = np.zeros(_surrounded(shape, receive_lengths), image.dtype)
     whole[_center(shape, receive_lengths)] = image
     edges = dict(_edges(send_ranks, shape, send_lengths))
     around = dict(_surroundings(receive_ranks, shape, receive_lengths))
     _exchange_regions(image, edges, whole, around, resolve_group(group), add=False)
+    buffers.write(out.buffer, whole.reshape(-1))
     return out.finish()
 
 
@@ -233,12 +233,12 @@ def _give_back(
 ) -> Any:
     shape = _surrounded(shape_of(tensor), tuple(-length for length in receive_lengths))
     out = buffers.output_like(tensor, shape)
-    whole = buffers.view(tensor).array.reshape(shape_of(tensor))
-    image = out.buffer.array.reshape(shape)
-    image[...] = whole[_center(shape, receive_lengths)]
+    whole = buffers.read(buffers.view(tensor)).reshape(shape_of(tensor))
+    image = whole[_center(shape, receive_lengths)].copy()
     edges = dict(_edges(send_ranks, shape, send_lengths))
     around = dict(_surroundings(receive_ranks, shape, receive_lengths))
     _exchange_regions(whole, around, image, edges, resolve_group(group), add=True)
+    buffers.write(out.buffer, image.reshape(-1))
     return out.finish()
 
 
