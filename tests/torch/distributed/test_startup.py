@@ -128,7 +128,7 @@ def test_bad_combinations_are_upstreams_errors(label, bare):
 
 
 def test_what_only_we_refuse(bare):
-    with pytest.raises(ValueError, match=r"no backend 'pigeon'; there are gloo, .*threads"):
+    with pytest.raises(ValueError, match=r"no backend 'pigeon'; there are cuda, gloo, .*threads"):
         dist.init_process_group("pigeon")
     with pytest.raises(ValueError, match="rank 3 is not below"):
         dist.init_process_group(init_method="file:///nowhere/x", rank=3, world_size=2)

@@ -88,7 +88,7 @@ def compile(dtype: DType, op: ReduceOp, architecture: str) -> Kernel:  # noqa: A
 def _compiled(name: str, architecture: str) -> Kernel:
     from cuda.core import Program
 
-    source = files("unisono.engines.cuda").joinpath("reduce.cu").read_text()
+    source = files("unisono.engines.cuda.gpu").joinpath("reduce.cu").read_text()
     program = Program(source, "c++", _options(architecture))
     compiled = program.compile("cubin", name_expressions=(name,))
     # The symbol is bytes now, but cuda.core declares a string.
