@@ -14,7 +14,7 @@ SEED = 20_240_229
 
 
 #: A world of one rank and one whose ranks differ for `make test`; then more cases of all worlds.
-RUNS = [(PLANS[0], 150), (PLANS[-1], 150), *((plan, 1_500) for plan in PLANS)]
+RUNS = [(PLANS[0], 150), (PLANS[-1], 150), *((plan, 750) for plan in PLANS)]
 
 
 @pytest.mark.parametrize(

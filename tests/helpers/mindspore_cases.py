@@ -132,12 +132,13 @@ class Loss(nn.Cell):
 
 def in_mode(mode: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as this mode runs it; GRAPH mode compiles cells, and gradients, only."""
+    call = mindspore.jit(function) if mode == "jit" else function
 
     def run(*args: Any) -> Any:
         graph = mindspore.GRAPH_MODE if mode == "graph" else mindspore.PYNATIVE_MODE
         mindspore.set_context(mode=graph)
         try:
-            result = (mindspore.jit(function) if mode == "jit" else function)(*args)
+            result = call(*args)
             _wait(result)  # an error of a graph appears where its result is read
             return result
         finally:

@@ -6,6 +6,7 @@ inside have what it becomes for each target.
 
 from __future__ import annotations
 
+import functools
 import types
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,16 @@ def expected(path: Path, target: str) -> str:
     return (path.parent / target.replace(":", "_") / path.name).read_text()
 
 
+@functools.cache  # tests run the same programs again, and LibCST is slow
+def compiled(source: str) -> types.CodeType:
+    """The program with unisono, which the prefix rule gives it."""
+    return compile(port_source(source, "unisono"), "program.py", "exec")
+
+
 def run(source: str, ranks: int) -> list[Any]:
-    """Run a program's main() on ranks that are threads; the prefix rule gives it unisono."""
+    """Run a program's main() on ranks that are threads."""
     module = types.ModuleType("program")
-    exec(compile(port_source(source, "unisono"), "program.py", "exec"), module.__dict__)
+    exec(compiled(source), module.__dict__)
     return unisono.spawn(module.main, ranks, timeout=DEADLINE)
 
 

@@ -68,37 +68,30 @@ PROBES = {
 }
 
 
-@pytest.fixture(scope="module")
-def outcomes():
+def outcomes_of(run, tests):
+    return {outcome.test: outcome for outcome in run.outcomes(tests)}
+
+
+def not_passed(outcomes, tests):
+    return {test: outcomes[test].detail for test in tests if outcomes[test].status != "passed"}
+
+
+@pytest.mark.thorough
+def test_of_the_suite_and_every_rank_counts():
+    """One test, so that one worker of pytest-xdist has the run and no second repeats it."""
     # Probes has all tests of the suite as well.
     with Run("unisono", RANKS, jobs=2, suite="tests.torch.suite.probes:Probes") as run:
-        return {outcome.test: outcome for outcome in run.outcomes([*PROBES, *CHOSEN])}
+        outcomes = outcomes_of(run, [*PROBES, *CHOSEN])
+    assert not_passed(outcomes, CHOSEN) == {}
+    for probe, (status, word) in PROBES.items():
+        assert outcomes[probe].status == status, outcomes[probe].detail
+        assert word in outcomes[probe].detail
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("test", CHOSEN)
-def test_of_the_suite(outcomes, test):
-    assert outcomes[test].status == "passed", outcomes[test].detail
-
-
-@pytest.fixture(scope="module")
-def outcomes_for_gloo():
+def test_of_the_suite_under_the_patch():
     with Run("gloo", RANKS, jobs=2, patch=True) as run:
-        return {outcome.test: outcome for outcome in run.outcomes(CHOSEN_FOR_GLOO)}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("test", CHOSEN_FOR_GLOO)
-def test_of_the_suite_under_the_patch(outcomes_for_gloo, test):
-    assert outcomes_for_gloo[test].status == "passed", outcomes_for_gloo[test].detail
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("probe", PROBES)
-def test_every_rank_counts(outcomes, probe):
-    status, word = PROBES[probe]
-    assert outcomes[probe].status == status, outcomes[probe].detail
-    assert word in outcomes[probe].detail
+        assert not_passed(outcomes_of(run, CHOSEN_FOR_GLOO), CHOSEN_FOR_GLOO) == {}
 
 
 def complaints(*outcomes, everything=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -26,84 +27,93 @@ import mindspore.dataset as ds
 from mindspore import Model, ParallelMode, nn
 from {prefix}mindspore.communication import get_group_size, get_rank, init
 
-answers, mode, what = sys.argv[1:]
-ms.set_context(mode=getattr(ms, mode), device_target="CPU")
-init()
-rank, size = get_rank(), get_group_size()
-assert size == 2
-ms.set_auto_parallel_context(parallel_mode=ParallelMode.DATA_PARALLEL, gradients_mean=what != "sum")
-if what == "fusion":
-    ms.set_auto_parallel_context(all_reduce_fusion_config=[1, 2], gradient_fp32_sync=True)
-if what == "broadcast":
-    ms.set_auto_parallel_context(parameter_broadcast=True)
-assert ms.get_auto_parallel_context("device_num") == 1  # unless it is set, here and upstream
-ms.set_seed(1 + rank * (what == "broadcast"))
-network = nn.SequentialCell(nn.Dense(4, 8), nn.ReLU(), nn.Dense(8, 1))
-x = np.random.RandomState(0).randn(32, 4).astype(np.float32)
-data = ds.NumpySlicesDataset(
-    (x, x.sum(1, keepdims=True)), ["x", "y"], num_shards=size, shard_id=rank, shuffle=False
-).batch(4)
-optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
-loss = nn.MSELoss()
-if what in ("model", "broadcast"):
-    Model(network, loss, optimizer).train(2, data, dataset_sink_mode=False)
-elif what == "callbacks":  # these reduce the loss over the ranks
-    watching = [
-        ms.EarlyStopping(monitor="loss", patience=1, min_delta=1e-3),
-        ms.ReduceLROnPlateau(monitor="loss", patience=0, min_delta=10.0),
-    ]
-    Model(network, loss, optimizer).train(3, data, callbacks=watching, dataset_sink_mode=False)
-elif what == "cell":
-    step = nn.TrainOneStepCell(nn.WithLossCell(network, loss), optimizer)
-    for one in data.create_tuple_iterator(num_epochs=1):
-        step(*one)
-else:
-    def forward(x, y):
-        return loss(network(x), y)
-    gradient = ms.value_and_grad(forward, None, optimizer.parameters)
-    reducer = nn.DistributedGradReducer(optimizer.parameters)
-    for one in data.create_tuple_iterator(num_epochs=1):
-        optimizer(reducer(gradient(*one)[1]))
-np.savez(f"{{answers}}{{rank}}.npz", *[weight.asnumpy() for weight in network.get_parameters()])
+def learn(answers, mode, what):
+    ms.set_context(mode=getattr(ms, mode), device_target="CPU")
+    init()
+    rank, size = get_rank(), get_group_size()
+    assert size == 2
+    parallel = ParallelMode.DATA_PARALLEL
+    ms.set_auto_parallel_context(parallel_mode=parallel, gradients_mean=what != "sum")
+    if what == "fusion":
+        ms.set_auto_parallel_context(all_reduce_fusion_config=[1, 2], gradient_fp32_sync=True)
+    if what == "broadcast":
+        ms.set_auto_parallel_context(parameter_broadcast=True)
+    assert ms.get_auto_parallel_context("device_num") == 1  # unless it is set, here and upstream
+    ms.set_seed(1 + rank * (what == "broadcast"))
+    network = nn.SequentialCell(nn.Dense(4, 8), nn.ReLU(), nn.Dense(8, 1))
+    x = np.random.RandomState(0).randn(32, 4).astype(np.float32)
+    data = ds.NumpySlicesDataset(
+        (x, x.sum(1, keepdims=True)), ["x", "y"], num_shards=size, shard_id=rank, shuffle=False
+    ).batch(4)
+    optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
+    loss = nn.MSELoss()
+    if what in ("model", "broadcast"):
+        Model(network, loss, optimizer).train(2, data, dataset_sink_mode=False)
+    elif what == "callbacks":  # these reduce the loss over the ranks
+        watching = [
+            ms.EarlyStopping(monitor="loss", patience=1, min_delta=1e-3),
+            ms.ReduceLROnPlateau(monitor="loss", patience=0, min_delta=10.0),
+        ]
+        Model(network, loss, optimizer).train(3, data, callbacks=watching, dataset_sink_mode=False)
+    elif what == "cell":
+        step = nn.TrainOneStepCell(nn.WithLossCell(network, loss), optimizer)
+        for one in data.create_tuple_iterator(num_epochs=1):
+            step(*one)
+    else:
+        def forward(x, y):
+            return loss(network(x), y)
+        gradient = ms.value_and_grad(forward, None, optimizer.parameters)
+        reducer = nn.DistributedGradReducer(optimizer.parameters)
+        for one in data.create_tuple_iterator(num_epochs=1):
+            optimizer(reducer(gradient(*one)[1]))
+    np.savez(f"{{answers}}{{rank}}.npz", *[weight.asnumpy() for weight in network.get_parameters()])
+    ms.reset_auto_parallel_context()
+
+for first in range(1, len(sys.argv), 3):
+    learn(*sys.argv[first:first + 3])
 """
 
 PYNATIVE, GRAPH = "PYNATIVE_MODE", "GRAPH_MODE"
-CASES = [
-    ("model", GRAPH),
-    ("reducer", PYNATIVE),
-    ("broadcast", GRAPH),
-    ("model", PYNATIVE),
-    ("reducer", GRAPH),
-    ("sum", PYNATIVE),
-    ("fusion", PYNATIVE),
-    ("fusion", GRAPH),
-    ("cell", PYNATIVE),
-    ("cell", GRAPH),
-    ("callbacks", PYNATIVE),
-    ("callbacks", GRAPH),
+Case = tuple[str, str]
+
+#: What the program does, and its mode. The cases of a row follow one another on the same ranks:
+#: MindSpore takes longer to start than they take to learn.
+ROWS: list[list[Case]] = [
+    [("model", GRAPH)],
+    [("broadcast", GRAPH), ("reducer", GRAPH), ("fusion", GRAPH), ("cell", GRAPH)],
+    [("reducer", PYNATIVE), ("model", PYNATIVE), ("sum", PYNATIVE)],
+    [("fusion", PYNATIVE), ("cell", PYNATIVE), ("callbacks", PYNATIVE), ("callbacks", GRAPH)],
 ]
 
 
-def weights(answers: Path) -> list[list[np.ndarray]]:
-    files = [np.load(f"{answers}{rank}.npz") for rank in range(2)]
-    return [[file[name] for name in sorted(file.files)] for file in files]
+def arguments(answers: Path, cases: Sequence[Case]) -> list[str]:
+    return [text for what, mode in cases for text in (f"{answers}-{what}-{mode}-", mode, what)]
 
 
-@pytest.mark.parametrize("case", essential(1, CASES), ids="-".join)
-def test_weights_are_those_of_mindspore(tmp_path: Path, case: tuple[str, str]) -> None:
+def weights(answers: Path, case: Case) -> list[list[bytes]]:
+    """The bits of each weight, of each rank."""
     what, mode = case
+    files = [np.load(f"{answers}-{what}-{mode}-{rank}.npz") for rank in range(2)]
+    return [[file[name].tobytes() for name in sorted(file.files)] for file in files]
+
+
+@pytest.mark.parametrize("cases", essential(1, ROWS))
+def test_weights_are_those_of_mindspore(tmp_path: Path, cases: Sequence[Case]) -> None:
     unchanged, prefixed = tmp_path / "unchanged.py", tmp_path / "prefixed.py"
     unchanged.write_text(PROGRAM.format(prefix=""))
     prefixed.write_text(PROGRAM.format(prefix="unisono."))
-    run_as_msrun(unchanged, str(tmp_path / "real"), mode, what)
-    real = weights(tmp_path / "real")
-    for script, options in ((unchanged, ["--patch", "mindspore"]), (prefixed, [])):
-        done = run_by_unisono(options, script, str(tmp_path / "ours"), mode, what)
+    run_as_msrun(unchanged, *arguments(tmp_path / "real", cases))
+    for way, script, options in (
+        ("patched", unchanged, ["--patch", "mindspore"]),
+        ("prefixed", prefixed, []),
+    ):
+        done = run_by_unisono(options, script, *arguments(tmp_path / way, cases))
         assert done.returncode == 0, done.stderr
-        for mine, theirs in zip(weights(tmp_path / "ours"), real, strict=True):
-            assert [a.tobytes() for a in mine] == [b.tobytes() for b in theirs]
-    # The reduction mattered: both ranks have the same weights, from different shards.
-    assert [a.tobytes() for a in real[0]] == [b.tobytes() for b in real[1]]
+    for case in cases:
+        real, *ours = (weights(tmp_path / way, case) for way in ("real", "patched", "prefixed"))
+        assert ours == [real, real], case
+        # The reduction mattered: both ranks have the same weights, from different shards.
+        assert real[0] == real[1], case
 
 
 REFUSED = """

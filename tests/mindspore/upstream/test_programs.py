@@ -7,6 +7,7 @@ them give the same bits.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,11 @@ import pytest
 from tests.helpers import mindspore_programs
 from tests.helpers.mindspore_jobs import run_as_msrun, run_by_unisono
 from tests.helpers.mindspore_programs import reference, task
-from tests.helpers.thorough import essential_rows
 
 pytest.importorskip("mindspore")
 
 PATCH = ["--patch", "mindspore"]
+WAYS = {"patched": PATCH, "prefixed": []}
 PYNATIVE, GRAPH = "PYNATIVE_MODE", "GRAPH_MODE"
 FOLDER = Path(mindspore_programs.__file__).parent
 
@@ -27,6 +28,8 @@ FOLDER = Path(mindspore_programs.__file__).parent
 #: weights moves by a thousand times as much as is allowed here.
 TOLERANCE = 1e-5
 MOVED = 1e-2
+
+Answers = list[dict[str, np.ndarray]]  # one of each rank
 
 EXPECTED = {
     "data_parallel": (reference.network, task.network_weights),
@@ -36,28 +39,30 @@ EXPECTED = {
     "pipeline": (reference.layers, task.layer_weights),
 }
 
-PROGRAMS = [
-    ("data_parallel", ["careful", "reducer", "model", "own"], [GRAPH, PYNATIVE]),
-    ("tensor_parallel", ["own", "built_in", "gather", "hybrid"], [GRAPH, PYNATIVE]),
-    ("zero", ["3", "2", "1"], [GRAPH, PYNATIVE]),
-    ("sequence_parallel", ["function"], [PYNATIVE, GRAPH]),
-    ("sequence_parallel", ["primitive"], [GRAPH, PYNATIVE]),
-    ("sequence_parallel", ["by_hand"], [PYNATIVE]),
-    ("pipeline", ["mint", "comm_func", "isend"], [PYNATIVE]),
-    ("pipeline", ["primitive"], [GRAPH, PYNATIVE]),
+SEQUENCE = [("function", PYNATIVE), ("primitive", GRAPH), ("by_hand", PYNATIVE)]
+PIPELINE = [
+    *((variant, PYNATIVE) for variant in ("mint", "comm_func", "isend")),
+    ("primitive", GRAPH),
 ]
-#: One case of each program; then every variant in every mode, and with four ranks in one mode.
-ESSENTIAL = [
-    ("tensor_parallel", "own", GRAPH, 2),
-    ("zero", "3", GRAPH, 2),
+
+#: Variants and modes of each program on so many ranks: every variant in every mode on two, and in
+#: one mode on four. A row is one test, whose variants follow one another on the same ranks.
+ROWS = [
+    *(
+        (name, ranks, [(variant, mode) for variant in variants])
+        for name, variants in [
+            ("data_parallel", ["careful", "reducer", "model", "own"]),
+            ("tensor_parallel", ["own", "built_in"]),
+            ("tensor_parallel", ["gather", "hybrid"]),
+            ("zero", ["3", "2", "1"]),
+        ]
+        for mode, ranks in [(GRAPH, 2), (PYNATIVE, 2), (GRAPH, 4)]
+    ),
+    ("sequence_parallel", 4, SEQUENCE),
+    ("sequence_parallel", 2, [*SEQUENCE, ("function", GRAPH), ("primitive", PYNATIVE)]),
+    ("pipeline", 4, PIPELINE),
+    ("pipeline", 2, [*PIPELINE, ("primitive", PYNATIVE)]),
 ]
-REST = [
-    (name, variant, mode, ranks)
-    for name, variants, modes in PROGRAMS
-    for variant in variants
-    for mode, ranks in [*((mode, 2) for mode in modes), (modes[0], 4)]
-]
-CASES = [*ESSENTIAL, *(case for case in REST if case not in ESSENTIAL)]
 
 
 def prefixed(source: str) -> str:
@@ -80,15 +85,20 @@ def copy_programs(folder: Path, change: bool) -> Path:
     return folder
 
 
-def answers(path: Path, ranks: int) -> list[dict[str, np.ndarray]]:
+def arguments(path: Path, runs: Sequence[tuple[str, str]]) -> list[str]:
+    """Those of in_turn.py: where each run leaves its answers, its mode and its variant."""
+    return [text for variant, mode in runs for text in (f"{path}-{variant}-{mode}-", mode, variant)]
+
+
+def answers(path: Path, ranks: int) -> Answers:
     return [dict(np.load(f"{path}{rank}.npz")) for rank in range(ranks)]
 
 
-def bits(found: list[dict[str, np.ndarray]]) -> list[dict[str, bytes]]:
+def bits(found: Answers) -> list[dict[str, bytes]]:
     return [{name: array.tobytes() for name, array in one.items()} for one in found]
 
 
-def weights_of(name: str, found: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def weights_of(name: str, found: Answers) -> dict[str, np.ndarray]:
     """The trained weights, of which each stage of a pipeline has some."""
     whole: dict[str, np.ndarray] = {}
     for one in found:
@@ -99,18 +109,8 @@ def weights_of(name: str, found: list[dict[str, np.ndarray]]) -> dict[str, np.nd
     return whole
 
 
-@pytest.mark.parametrize(
-    ("name", "variant", "mode", "ranks"), essential_rows(len(ESSENTIAL), CASES)
-)
-def test_weights(tmp_path: Path, name: str, variant: str, mode: str, ranks: int) -> None:
-    both = []
-    for way in ("patched", "prefixed"):
-        script = copy_programs(tmp_path / way, way == "prefixed") / f"{name}.py"
-        options = PATCH if way == "patched" else []
-        out = tmp_path / f"{way}-answers"
-        done = run_by_unisono(options, script, str(out), mode, variant, ranks=ranks)
-        assert done.returncode == 0, done.stderr
-        both.append(answers(out, ranks))
+def check_weights(name: str, variant: str, ranks: int, both: Sequence[Answers]) -> None:
+    """Patched and prefixed: the same bits, which are close to what one process learns."""
     found = both[0]
     assert bits(found) == bits(both[1])
     train, first = EXPECTED[name]
@@ -127,16 +127,47 @@ def test_weights(tmp_path: Path, name: str, variant: str, mode: str, ranks: int)
                 assert one[f"moments_{weight}"].size == before.size // parts
 
 
+@pytest.mark.parametrize("name", ["tensor_parallel", "zero"])
+def test_weights(tmp_path: Path, name: str) -> None:
+    """The program itself is the script of the ranks."""
+    variant = {"tensor_parallel": "own", "zero": "3"}[name]
+    both = []
+    for way, options in WAYS.items():
+        script = copy_programs(tmp_path / way, way == "prefixed") / f"{name}.py"
+        out = tmp_path / f"{way}-answers"
+        done = run_by_unisono(options, script, str(out), GRAPH, variant)
+        assert done.returncode == 0, done.stderr
+        both.append(answers(out, 2))
+    check_weights(name, variant, 2, both)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "ranks", "runs"), ROWS)
+def test_weights_of_each_variant(
+    tmp_path: Path, name: str, ranks: int, runs: Sequence[tuple[str, str]]
+) -> None:
+    """They share ranks, because MindSpore takes longer to start than they take to learn."""
+    for way, options in WAYS.items():
+        script = copy_programs(tmp_path / way, way == "prefixed") / "in_turn.py"
+        done = run_by_unisono(options, script, name, *arguments(tmp_path / way, runs), ranks=ranks)
+        assert done.returncode == 0, done.stderr
+    for variant, mode in runs:
+        both = [answers(tmp_path / f"{way}-{variant}-{mode}-", ranks) for way in WAYS]
+        check_weights(name, variant, ranks, both)
+
+
 ORACLE = [("data_parallel", "own"), ("tensor_parallel", "built_in"), ("zero", "1")]
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("mode", [PYNATIVE, GRAPH])
 @pytest.mark.parametrize(("name", "variant"), ORACLE)
-def test_bits_of_mindspore(tmp_path: Path, name: str, variant: str, mode: str) -> None:
+def test_bits_of_mindspore(tmp_path: Path, name: str, variant: str) -> None:
     """Where MindSpore has the collectives on a CPU: AllReduce and AllGather."""
-    script = copy_programs(tmp_path / "unchanged", False) / f"{name}.py"
-    run_as_msrun(script, str(tmp_path / "real"), mode, variant)
-    done = run_by_unisono(PATCH, script, str(tmp_path / "ours"), mode, variant)
+    script = copy_programs(tmp_path / "unchanged", False) / "in_turn.py"
+    runs = [(variant, PYNATIVE), (variant, GRAPH)]
+    run_as_msrun(script, name, *arguments(tmp_path / "real", runs))
+    done = run_by_unisono(PATCH, script, name, *arguments(tmp_path / "ours", runs))
     assert done.returncode == 0, done.stderr
-    assert bits(answers(tmp_path / "ours", 2)) == bits(answers(tmp_path / "real", 2))
+    for _, mode in runs:
+        ours, real = (answers(tmp_path / f"{way}-{variant}-{mode}-", 2) for way in ("ours", "real"))
+        assert bits(ours) == bits(real), mode
