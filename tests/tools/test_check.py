@@ -46,7 +46,7 @@ def run(model, verbose):
         save(model)
 """
 CLEAN = "import torch.distributed as dist\nprint(dist.get_rank())\n"
-DEADLINE = 60  # seconds, for 20,000 lines on a busy machine
+DEADLINE = 60  # seconds, for 100,000 lines on a busy machine
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
@@ -225,14 +225,14 @@ def _read(terminal: int) -> bytes:
 
 
 @pytest.mark.thorough
-def test_twenty_thousand_lines(tmp_path: Path) -> None:
-    """With a progress bar on a terminal."""
+def test_a_hundred_thousand_lines(tmp_path: Path) -> None:
+    """With a progress bar on a terminal, and in less than a minute."""
     body = PROGRAM.partition("\n\n")[2].replace("def step", "def step_{}")
     body += "    if group.rank() == 0:\n        step_{}(loss, group)\n"
     source = PROGRAM.partition("\n\n")[0] + "\n"
     source += "".join(body.format(n, max(n - 1, 0)) + "\n" for n in range(60))
     lines = source.count("\n")
-    for number in range(20_000 // lines + 1):
+    for number in range(100_000 // lines + 1):
         (tmp_path / f"module_{number}.py").write_text(source)
     ours, theirs = pty.openpty()
     with open(tmp_path / "answer.json", "w+") as answer:
@@ -244,5 +244,5 @@ def test_twenty_thousand_lines(tmp_path: Path) -> None:
         answer.seek(0)
         found = json.load(answer)
     os.close(ours)
-    assert found["lines"] >= 20_000 and found["leave"] == 60 * found["files"]
+    assert found["lines"] >= 100_000 and found["leave"] == 60 * found["files"]
     assert b"[####" in shown
