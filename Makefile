@@ -11,7 +11,7 @@
 #   make test-arm      the C++ tests for ARM, in an emulator
 #   make test-sdist    builds the source archive, installs it, and runs tests from it
 #   make wheels        wheels for all Pythons of this processor, in containers (needs docker)
-#   make test-gpu      engine cuda on a real GPU: the conformance suite and both dialects
+#   make test-gpu      engine cuda on a real GPU: the conformance suite, both dialects, torch's backend
 #   make test-openmpi  the engine mpi over Open MPI
 #   make test-recipes  the programs of docs/recipes.md: accelerate, Trainer, Lightning, DeepSpeed, ignite
 #   make bench-hosts   engine hybrid next to Gloo, on hosts that are namespaces
@@ -171,8 +171,9 @@ rest-python: .venv/.installed .venv/.dev $(SPORE_READY)
 	$(call python-tests,thorough)
 
 # The conformance suite again, on engines beyond one host, where hosts are namespaces if these are
-# allowed, and on a GPU that is emulated. The rest has both faces on these engines too, and of the pytest plugin what depends on the
-# engine: each of its ranks is a pytest of its own, and slow to start.
+# allowed, and on a GPU that is emulated. The rest has both faces on these engines too, and of the
+# pytest plugin what depends on the engine: each of its ranks is a pytest of its own, and slow to
+# start.
 FACES := tests/dialects tests/torch/distributed tests/mindspore/communication tests/mindspore/mint \
          tests/mindspore/ops
 test-engines rest-engines: export UNISONO_TEST_ENGINES = torch:gloo,mpi,hybrid,cuda-emulated
@@ -182,7 +183,7 @@ test-engines: .venv/.installed .venv/.dev
 rest-engines: .venv/.installed .venv/.dev
 	$(call python-tests,each_engine and thorough,$(wildcard tests/engines/*.py) $(FACES))
 	$(BIN)/python -m pytest -m each_engine \
-	    -k "form_a_world or its_traceback or dies" tests/test_pytest_plugin.py
+	    -k "(form_a_world or its_traceback or dies) and not emulated" tests/test_pytest_plugin.py
 
 # The same calls on shared memory, all by the general way through Python.
 rest-general: export UNISONO_TEST_ENGINES = shm
@@ -195,6 +196,7 @@ test-gpu: export UNISONO_TEST_ENGINES = cuda
 test-gpu: export UNISONO_CUDA = try
 test-gpu: .venv/.installed .venv/.dev
 	$(BIN)/python -m pytest -m each_engine $(wildcard tests/engines/*.py) $(FACES)
+	$(BIN)/python -m pytest tests/torch/backend/test_shared_gpu.py
 
 # Runs the tests with MindSpore that the marker expression $(1) selects.
 define mindspore-tests

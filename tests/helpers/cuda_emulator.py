@@ -73,7 +73,7 @@ class EmulatedDriver:
     name = "emulated"
 
     def __init__(self, ordinal: int = 0) -> None:
-        self.identity = os.environ.get(GPU, "0" * 32)
+        self.identity = _identity()
         self._kernels = cuda_on_cpu.build(ROOT / "build" / "cuda_on_cpu")
         self._numbers = itertools.count(1)
         self._entered = threading.local()
@@ -355,10 +355,15 @@ def concatenate(arrays: list[ndarray]) -> ndarray:
     return asarray(np.concatenate([array.get() for array in arrays]))
 
 
+def _identity() -> str:
+    return os.environ.get(GPU, "0" * 32)
+
+
 def install() -> None:
     """Let this process have the emulated GPU."""
     driver.CudaDriver = EmulatedDriver  # type: ignore[misc,assignment]
     driver.missing = lambda: None
+    driver.visible_gpus = lambda: [_identity()]
     module = types.ModuleType("cupy")
     for name in ("ndarray", "empty", "asarray", "concatenate"):
         setattr(module, name, globals()[name])

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unisono.errors import LaunchError
-from unisono.tools.bench import environments, peers, rank
+from unisono.errors import LaunchError, Unsupported
+from unisono.tools.bench import collectives, environments, peers, rank
 from unisono.tools.bench.runner import Library, LibraryRanks, start_libraries
 
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
@@ -30,6 +30,8 @@ def answer(request):
         os._exit(3)
     if sys.argv[1] == "wrong" and os.environ["RANK"] == "1":
         raise RuntimeError("it is wrong")
+    if sys.argv[1] == "refuses" and request["collective"] == "all_to_all":
+        raise NotImplementedError("no all_to_all")
     return 0.5 + int(os.environ["RANK"])
 
 if sys.argv[1] == "cannot start":
@@ -97,6 +99,23 @@ def test_a_library_that_fails_says_why(name: str, texts: list[str]) -> None:
         own.close()  # twice is harmless
 
 
+def test_a_collective_that_a_library_does_not_have() -> None:
+    with start_libraries([library("good"), library("refuses")], 2) as running:
+        cells = [
+            collectives.measure(running, name, 8, 1, 0.1) for name in ("all_to_all", "all_reduce")
+        ]
+        assert [list(cell["seconds"]) for cell in cells] == [
+            ["good", "memcpy"],
+            ["good", "refuses", "memcpy"],
+        ]
+        assert [cell["best_peer"] for cell in cells] == [None, "refuses"]
+    with (
+        start_libraries([library("refuses")], 2) as running,
+        pytest.raises(Unsupported, match="refuses: no all_to_all"),
+    ):
+        collectives.measure(running, "all_to_all", 8, 1, 0.1)
+
+
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "all_to_all", "reduce_scatter"])
 def test_wrong_results_are_found(collective: str) -> None:
     # Alone, every collective is a copy; nobody else is there to be in the wrong place.
@@ -131,11 +150,13 @@ def test_an_environment_that_is_complete_is_used(
 def test_mpiexec_is_beside_the_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = str(tmp_path / "python")
     with pytest.raises(LaunchError, match="there is no mpiexec beside"):
-        peers.peer_library("mpich", python, 2)
+        peers.peer_library("mpich", python, "ordinary", 2)
     (tmp_path / "mpiexec").write_text("")
     (tmp_path / "mpiexec").chmod(0o755)
     monkeypatch.setattr(peers, "allowed_cores", lambda: [[0, 2], [1, 3]])
-    found = [peers.peer_library("openmpi", python, ranks).command for ranks in (2, 4, 8)]
+    found = [
+        peers.peer_library("openmpi", python, "ordinary", ranks).command for ranks in (2, 4, 8)
+    ]
     assert [command[:3] for command in found] == [
         [str(tmp_path / "mpiexec"), "-n", str(ranks)] for ranks in (2, 4, 8)
     ]

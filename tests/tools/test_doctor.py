@@ -70,7 +70,8 @@ def test_the_verdict_comes_first_and_gaps_on_request() -> None:
     assert ["engine", "threads", "runs"] in lines
     assert ["framework", "numpy", version("numpy")] in lines
     # Each finding is one line in a pipe.
-    assert {line[0] for line in lines} == {"version", "engine", "framework", "host", "launcher"}
+    kinds = {"version", "engine", "framework", "host", "GPU", "launcher"}
+    assert {line[0] for line in lines} == kinds
     assert done.stderr == ""
     more = call(*QUICK, "doctor", "--gaps").stdout.splitlines()
     assert any(line.startswith("gap  ") for line in more)

@@ -129,10 +129,9 @@ def free_port() -> str:
 
 
 def new_file() -> str:
-    return str(Path(_FOLDER.name) / os.urandom(6).hex())
+    return str(Path(tempfile.gettempdir()) / os.urandom(6).hex())
 
 
-_FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-")
 _NAMES: dict[str, Any] = {
     **{short: importlib.import_module(name) for short, name in MODULES.items()},
     **{thing.__name__: thing for thing in (Foreign, BadShape, LyingArray, Index, BadIndex, Raises)},

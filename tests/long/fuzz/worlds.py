@@ -30,9 +30,16 @@ class _Process:
 
     def __init__(self, world: str, number: int, size: int, variables: dict[str, str]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in end()
+        # The process is killed, so its temporary files are ours to remove.
+        self._folder = tempfile.TemporaryDirectory(prefix="fuzz-")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.long.fuzz.rank", world, str(number), str(size)],
-            env={**os.environ, **variables, "PYTHONPATH": with_tests()},
+            env={
+                **os.environ,
+                **variables,
+                "PYTHONPATH": with_tests(),
+                "TMPDIR": self._folder.name,
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -76,6 +83,7 @@ class _Process:
                 stream.close()
             except BrokenPipeError:
                 continue
+        self._folder.cleanup()
 
 
 class World:

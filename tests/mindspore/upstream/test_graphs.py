@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -380,8 +381,14 @@ KINDS = {"mismatch": "MismatchError", "killed": "PeerLost", "late": "CommTimeout
         pytest.param("late", "graph", marks=pytest.mark.thorough),
     ],
 )
-def test_faults_in_graphs_are_the_same_errors(fault: str, mode: str) -> None:
-    body = f"MODE, FAULT = {mode!r}, {fault!r}\n" + _as_file(FAULTS)
+def test_faults_in_graphs_are_the_same_errors(tmp_path: Path, fault: str, mode: str) -> None:
+    program = tmp_path / "program.py"  # MindSpore's compiler reads functions from files
+    program.write_text(FAULTS)
+    body = f"""
+MODE, FAULT = {mode!r}, {fault!r}
+path = {str(program)!r}
+exec(compile(open(path).read(), path, "exec"))
+"""
     with Ranks(2, body, UNISONO_TIMEOUT="3") as ranks:
         assert ranks.read_all() == [{"ready": True}] * 2
         if fault == "killed":
@@ -398,15 +405,3 @@ def _kind(name: str) -> type[Exception]:
     from unisono import errors
 
     return getattr(errors, name)
-
-
-def _as_file(source: str) -> str:
-    """Code that runs the source from a file: MindSpore's compiler reads functions from files."""
-    return f"""
-import tempfile, os
-folder = tempfile.mkdtemp()
-path = os.path.join(folder, "program.py")
-with open(path, "w") as file:
-    file.write({source!r})
-exec(compile(open(path).read(), path, "exec"))
-"""

@@ -21,10 +21,16 @@ import numpy as np
 
 from unisono.core import registry
 from unisono.engines.shm import tuning
-from unisono.errors import ArgumentError, LaunchError
+from unisono.errors import ArgumentError, LaunchError, Unsupported
 from unisono.launch.cores import allowed_cores
 from unisono.tools.bench import plot, report
-from unisono.tools.bench.arguments import STDOUT, parse_size, split_names, write_json
+from unisono.tools.bench.arguments import (
+    STDOUT,
+    need_torch,
+    parse_size,
+    split_names,
+    write_json,
+)
 from unisono.tools.bench.environments import given_pythons, peer_python
 from unisono.tools.bench.load import LoadMeter, spread
 from unisono.tools.bench.peers import PACKAGES, peer_library, unisono_library
@@ -37,11 +43,12 @@ from unisono.tools.bench.runner import (
 )
 from unisono.tools.formatting import byte_size, plural
 
-__all__ = ["COLLECTIVES", "FACES", "MEMORY", "main", "measure"]
+__all__ = ["COLLECTIVES", "DEVICES", "FACES", "MEMORY", "main", "measure"]
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
 FACES = ("torch", "comm_func")
 MEMORY = ("ordinary", "shared")
+DEVICES = ("cpu", "cuda")
 _COPY = "memcpy"
 _SCHEMA = 1
 
@@ -50,6 +57,10 @@ _RANKS = (2, 8, 16)
 _SIZES = "8,1K,16K,64K,256K,1M,4M,16M,64M"
 _FEWER_SIZES = "8,16K,256K,4M,64M"
 _MANY_RANKS = 8
+#: The same for ranks that share a GPU.
+_RANKS_ON_GPU = (2, 4)
+_SIZES_ON_GPU = f"{_SIZES},256M"
+_PEERS_ON_GPU = ("gloo",)
 
 _Row = tuple[int, str, int]
 _Cell = dict[str, Any]
@@ -106,13 +117,18 @@ class _Comparison:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
         self._rows = _rows(arguments)
-        self._peers = split_names(arguments.against, tuple(PACKAGES), "peer")
+        peers = tuple(PACKAGES) if arguments.device == "cpu" else _PEERS_ON_GPU
+        self._peers = split_names(arguments.against, peers, "peer")
         self._given = given_pythons(arguments.peer_env)
         if arguments.face not in FACES:
             raise ArgumentError(f"no face {arguments.face!r}; there are {', '.join(FACES)}")
         if arguments.memory not in MEMORY:
             raise ArgumentError(f"no memory {arguments.memory!r}; there are {', '.join(MEMORY)}")
         registry.load(arguments.engine)
+        self._memory = arguments.memory
+        if arguments.device == "cuda":
+            _check_gpu(arguments)
+            self._memory = "cuda"
         self._is_shown = arguments.json != STDOUT
         self._progress = report.Progress(len(self._rows))
         self.found: dict[str, Any] = {
@@ -124,7 +140,7 @@ class _Comparison:
             },
             "engine": arguments.engine,
             "face": arguments.face,
-            "memory": arguments.memory,
+            "memory": self._memory,
             "libraries": {},
             "left_out": {},
             "geometric_mean": None,
@@ -155,10 +171,10 @@ class _Comparison:
 
     def _libraries(self, pythons: Mapping[str, str], ranks: int) -> list[Library]:
         own = self._arguments
-        libraries = [unisono_library(own.engine, own.face, own.memory, ranks)]
+        libraries = [unisono_library(own.engine, own.face, self._memory, ranks)]
         for name, python in pythons.items():
             try:
-                libraries.append(peer_library(name, python, ranks))
+                libraries.append(peer_library(name, python, self._memory, ranks))
             except LaunchError as error:
                 self._leave_out(name, error)
         return libraries
@@ -216,16 +232,31 @@ def _rows(arguments: argparse.Namespace) -> list[_Row]:
     """List the rows to measure: ranks, collective and size."""
     every = ",".join(COLLECTIVES) if arguments.against else "all_reduce"
     collectives = _collectives(arguments, every)
+    if arguments.device not in DEVICES:
+        raise ArgumentError(f"no device {arguments.device!r}; there are {', '.join(DEVICES)}")
+    on_gpu = arguments.device == "cuda"
     ranks = arguments.n
     if ranks is None:
         cores = sum(map(len, allowed_cores()))
-        ranks = [n for n in _RANKS if n <= cores] if arguments.against else []
+        usual = _RANKS_ON_GPU if on_gpu else _RANKS
+        ranks = [n for n in usual if n <= cores] if arguments.against else []
         ranks = ranks or [2]
     rows = []
     for n in ranks:
-        sizes = _sizes(arguments.sizes or (_FEWER_SIZES if n >= _MANY_RANKS else _SIZES))
+        usual_sizes = _FEWER_SIZES if n >= _MANY_RANKS else _SIZES_ON_GPU if on_gpu else _SIZES
+        sizes = _sizes(arguments.sizes or usual_sizes)
         rows += [(n, collective, size) for collective in collectives for size in sizes]
     return list(dict.fromkeys(rows))
+
+
+def _check_gpu(arguments: argparse.Namespace) -> None:
+    """Refuse a measurement on a GPU that cannot be made here."""
+    if arguments.memory != "ordinary":
+        raise ArgumentError(f"--memory {arguments.memory} is on the CPU; leave it or --device out")
+    need_torch("--device cuda")
+    reason = registry.load("cuda").unavailable()
+    if reason is not None:
+        raise LaunchError(f"engine 'cuda' cannot run here: {reason}")
 
 
 def _collectives(arguments: argparse.Namespace, default: str) -> list[str]:
@@ -246,9 +277,16 @@ def measure(
     entries = [(library, library.name, collective) for library in libraries]
     entries.append((libraries[0], _COPY, _COPY))
     calls: dict[str, int] = {}
-    for library, name, verb in entries:
+    for entry in list(entries):
+        library, name, verb = entry
         request = {"collective": verb, "bytes": size, "calls": 3, "check": True}
-        library.ask(request)
+        try:
+            library.ask(request)
+        except Unsupported:
+            if library is libraries[0]:
+                raise
+            entries.remove(entry)  # this row does without it
+            continue
         # The first calls after a sleep are slow, so a short round says how long a call takes.
         once = library.slowest({**request, "check": False})
         trial = {**request, "calls": calls_per_round(seconds / 10, once), "check": False}
@@ -258,7 +296,7 @@ def measure(
         request = {"collective": verb, "bytes": size, "calls": calls[name], "check": False}
         times[name].append(library.slowest(request))
     medians = {name: statistics.median(values) for name, values in times.items()}
-    peers = {library.name: medians[library.name] for library in libraries[1:]}
+    peers = {own.name: medians[own.name] for own in libraries[1:] if own.name in medians}
     best = min(peers, key=peers.__getitem__, default=None)
     return {
         "collective": collective,

@@ -27,6 +27,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "against": "",
         "face": "torch",
         "memory": "ordinary",
+        "device": "cpu",
         "peer_env": [],
         "plot": None,
         "from": None,
@@ -53,6 +54,11 @@ _OPTIONS: dict[str, tuple[str, str]] = {
         "M",
         f"where unisono's arrays are: {' or '.join(collectives.MEMORY)}; shared is that of "
         "unisono.empty (default ordinary)",
+    ),
+    "device": (
+        "D",
+        f"whose memory the tensors are in: {' or '.join(collectives.DEVICES)}; with cuda all ranks "
+        "share the first GPU (default cpu)",
     ),
     "peer_env": (
         "NAME=PYTHON",

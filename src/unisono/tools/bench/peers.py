@@ -39,7 +39,7 @@ _RUN = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 
 
 def unisono_library(engine: str, face: str, memory: str, ranks: int) -> Library:
-    """Describe the ranks of unisono, called through one of its faces on arrays in this memory."""
+    """Describe the ranks of unisono, called through one of its faces on tensors in this memory."""
     way = f"{face}/{memory}"
     if engine == "threads":  # all ranks are in one process
         command = _command(sys.executable, f"{way}/{ranks}")
@@ -47,12 +47,12 @@ def unisono_library(engine: str, face: str, memory: str, ranks: int) -> Library:
     return Library("unisono", _command(sys.executable, way), {"UNISONO_ENGINE": engine})
 
 
-def peer_library(name: str, python: str, ranks: int) -> Library:
+def peer_library(name: str, python: str, memory: str, ranks: int) -> Library:
     """Describe the ranks of a peer whose environment has this interpreter."""
     # What our user has put on Python's path may not fit another environment.
     variables = {} if python == sys.executable else {"PYTHONPATH": ""}
     if name == "gloo":
-        return Library(name, _command(python, "gloo"), variables)
+        return Library(name, _command(python, f"gloo/{memory}"), variables)
     mpiexec = Path(python).parent / "mpiexec"
     if not os.access(mpiexec, os.X_OK):
         raise LaunchError(f"there is no mpiexec beside {python}; name the Python of an environment")

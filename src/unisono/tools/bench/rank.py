@@ -1,8 +1,8 @@
 """One rank of one library in `unisono bench`: takes requests from a socket, measures, answers.
 
 A request is a line of JSON: {"collective", "bytes", "calls", "check"}. The answer is the time of
-one call on this rank in seconds. Between two requests the rank sleeps in a read, so that it does
-not disturb the other libraries.
+one call on this rank in seconds, or that the library does not have this call. Between two requests
+the rank sleeps in a read, so that it does not disturb the other libraries.
 
 Peers run this file in environments of their own, which have NumPy and the peer but not unisono, and
 perhaps Python 3.10: what only unisono needs is imported where it is used.
@@ -34,12 +34,18 @@ _PERIOD = 97
 _STEP = 100
 
 
+def _nothing() -> None:
+    pass
+
+
 class _Prepared(NamedTuple):
     """A call, the buffer that it reads, and how to find its result in what it returns."""
 
     call: Callable[[], Any]
     source: _Array
     result: Callable[[Any], _Array]
+    #: Copies the buffer to where the call reads it, if that is a GPU.
+    load: Callable[[], object] = _nothing
 
 
 class _Library(NamedTuple):
@@ -51,13 +57,15 @@ class _Library(NamedTuple):
     prepare: Callable[[str, int], _Prepared]
     barrier: Callable[[], object]
     leave: Callable[[], object]
+    #: Waits until the calls so far have ended, if they return before.
+    finish: Callable[[], object] = _nothing
 
 
 def main(way: str, address: str) -> None:
     """Join a world in one way to call, and serve requests until the bench closes the socket.
 
-    The way of unisono is that of a face, and says where arrays are: "torch/shared". A number behind
-    that is how many ranks are threads of this process.
+    The way of unisono is that of a face, and says where tensors are: "torch/shared". A number
+    behind that is how many ranks are threads of this process.
     """
     way, memory, threads = (*way.split("/"), "", "")[:3]
     if threads:
@@ -69,14 +77,16 @@ def main(way: str, address: str) -> None:
 
 
 def _serve_rank(way: str, memory: str, address: str) -> None:
-    library = {"mpi": _mpi, "gloo": _gloo, "comm_func": _comm_func, "torch": _torch}[way]()
+    on_gpu = memory == "cuda"
+    library = {"mpi": _mpi, "gloo": _gloo, "comm_func": _comm_func, "torch": _torch}[way](on_gpu)
+    copies = partial(_memory, on_gpu)
     # The last two that were asked for: collectives take turns with memcpy on unisono's ranks.
     last: dict[Callable[[str, int], _Prepared], tuple[tuple[str, int], _Prepared]] = {}
 
     def answer(request: dict[str, Any]) -> float:
         collective: str = request["collective"]
         calls: int = request["calls"]
-        prepare = _memory if collective == "memcpy" else library.prepare
+        prepare = copies if collective == "memcpy" else library.prepare
         row = collective, request["bytes"] // 4
         if prepare not in last or last[prepare][0] != row:
             last.pop(prepare, None)  # first, so that the next buffers can have this memory
@@ -87,10 +97,12 @@ def _serve_rank(way: str, memory: str, address: str) -> None:
         call = prepared.call
         for _ in range(calls // 10 + 1):
             call()
+        library.finish()
         library.barrier()
         began = time.perf_counter()
         for _ in range(calls):
             call()
+        library.finish()
         return (time.perf_counter() - began) / calls
 
     with _shared() if memory == "shared" else contextlib.nullcontext():
@@ -118,6 +130,8 @@ def serve(
         for line in stream:
             try:
                 found = {"answer": answer(json.loads(line))}
+            except NotImplementedError as error:
+                found = {"refused": str(error)}
             except Exception as error:
                 # Not raised: a rank of MPI that ends alone would wait for the others for ever.
                 traceback.print_exc()
@@ -130,12 +144,13 @@ def serve(
 
 def _check(collective: str, prepared: _Prepared, rank: int, size: int) -> None:
     """Call once and compare the result, because the time of a wrong result means nothing."""
-    call, source, result = prepared
+    call, source, result, load = prepared
     index = np.arange(source.size, dtype=np.float32) % _PERIOD
     share = index.size // size
     own = slice(rank * share, (rank + 1) * share)
     total = size * index + _STEP * (size * (size - 1) // 2)
     np.copyto(source, index + _STEP * rank)
+    load()
     found = result(call())
     if collective in ("all_gather", "all_to_all"):
         expected = index if collective == "all_gather" else index[own]
@@ -152,6 +167,7 @@ def _check(collective: str, prepared: _Prepared, rank: int, size: int) -> None:
     else:  # broadcast, from rank 0; or memcpy
         right = np.array_equal(found, index + _STEP * (rank if collective == "memcpy" else 0))
     source[:] = 0  # repeated sums in place would overflow
+    load()
     if not right:
         raise RuntimeError(f"{collective} of {source.nbytes} bytes is wrong on rank {rank}")
 
@@ -174,16 +190,51 @@ def _buffers(collective: str, count: int, size: int) -> tuple[_Array, _Array]:
     return np.zeros(lengths[0], np.float32), np.zeros(lengths[1], np.float32)
 
 
-def _memory(collective: str, count: int) -> _Prepared:
+def _memory(on_gpu: bool, collective: str, count: int) -> _Prepared:
     """Copy memory, which needs no library: what no collective on it can be expected to beat."""
-    source, target = _buffers(collective, count, 1)
-    return _Prepared(partial(np.copyto, target, source), source, lambda _: target)
+    arrays = _buffers(collective, count, 1)
+    if not on_gpu:
+        source, target = arrays
+        return _Prepared(partial(np.copyto, target, source), source, lambda _: target)
+    copied, result, load = _on_gpu(arrays)
+    return _Prepared(partial(result.copy_, copied), arrays[0], lambda _: _fetched(result), load)
+
+
+# ---- tensors on a GPU ----------------------------------------------------------------------------
+
+
+def _on_gpu(arrays: tuple[_Array, _Array]) -> tuple[Any, Any, Callable[[], object]]:
+    """Make two such tensors on the first GPU, and a function that copies the first one there."""
+    import torch
+
+    host = torch.from_numpy(arrays[0])
+    source = host.cuda()
+    target = source if arrays[0] is arrays[1] else torch.from_numpy(arrays[1]).cuda()
+    return source, target, lambda: source.copy_(host)
+
+
+def _fetched(tensor: Any) -> _Array:
+    """Return an array of what a tensor holds, which may be one already."""
+    found: _Array = tensor.cpu().numpy() if hasattr(tensor, "cpu") else tensor
+    return found
+
+
+def _gpu_name() -> str:
+    import torch
+
+    return f" on {torch.cuda.get_device_name()}"
+
+
+def _wait_for_gpu() -> None:
+    import torch
+
+    torch.cuda.synchronize()
 
 
 # ---- libraries -----------------------------------------------------------------------------------
 
 
-def _torch() -> _Library:
+def _torch(on_gpu: bool) -> _Library:
     import unisono
     import unisono.torch.distributed as dist
 
@@ -191,7 +242,8 @@ def _torch() -> _Library:
     size = dist.get_world_size()
 
     def prepare(collective: str, count: int) -> _Prepared:
-        source, target = _buffers(collective, count, size)
+        arrays = _buffers(collective, count, size)
+        source, target, load = _on_gpu(arrays) if on_gpu else (*arrays, _nothing)
         call: Callable[[], Any] = {
             "all_reduce": partial(dist.all_reduce, source),
             "reduce": partial(dist.reduce, source, 0),
@@ -200,19 +252,20 @@ def _torch() -> _Library:
             "reduce_scatter": partial(dist.reduce_scatter_tensor, target, source),
             "all_to_all": partial(dist.all_to_all_single, target, source),
         }[collective]
-        return _Prepared(call, source, lambda _: target)
+        return _Prepared(call, arrays[0], lambda _: _fetched(target), load)
 
     return _Library(
-        f"unisono {unisono.__version__}",
+        f"unisono {unisono.__version__}" + (_gpu_name() if on_gpu else ""),
         dist.get_rank(),
         size,
         prepare,
         dist.barrier,
         dist.destroy_process_group,
+        _wait_for_gpu if on_gpu else _nothing,
     )
 
 
-def _comm_func() -> _Library:
+def _comm_func(on_gpu: bool) -> _Library:
     import unisono
     import unisono.mindspore.communication as comm
     from unisono.mindspore.communication import comm_func
@@ -221,7 +274,8 @@ def _comm_func() -> _Library:
     size = comm.get_group_size()
 
     def prepare(collective: str, count: int) -> _Prepared:
-        source, target = _buffers(collective, count, size)
+        arrays = _buffers(collective, count, size)
+        source, target, load = _on_gpu(arrays) if on_gpu else (*arrays, _nothing)
         call: Callable[[], Any] = {
             "all_reduce": partial(comm_func.all_reduce, source),
             "reduce": partial(comm_func.reduce, source, 0),
@@ -232,20 +286,24 @@ def _comm_func() -> _Library:
                 comm_func.all_to_all_single_with_output_shape, target.shape, source
             ),
         }[collective]
-        # Some return a tensor, and some a tensor and a handle.
-        return _Prepared(call, source, lambda got: got[0] if isinstance(got, tuple) else got)
+
+        def result(got: Any) -> _Array:  # some return a tensor, and some a tensor and a handle
+            return _fetched(got[0] if isinstance(got, tuple) else got)
+
+        return _Prepared(call, arrays[0], result, load)
 
     return _Library(
-        f"unisono {unisono.__version__}",
+        f"unisono {unisono.__version__}" + (_gpu_name() if on_gpu else ""),
         comm.get_rank(),
         size,
         prepare,
         comm_func.barrier,
         comm.release,
+        _wait_for_gpu if on_gpu else _nothing,
     )
 
 
-def _mpi() -> _Library:
+def _mpi(on_gpu: bool) -> _Library:
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -268,7 +326,7 @@ def _mpi() -> _Library:
     return _Library(" ".join(version.split()), rank, size, prepare, world.Barrier, MPI.Finalize)
 
 
-def _gloo() -> _Library:
+def _gloo(on_gpu: bool) -> _Library:
     import torch
     import torch.distributed as dist
 
@@ -281,7 +339,9 @@ def _gloo() -> _Library:
 
     def prepare(collective: str, count: int) -> _Prepared:
         arrays = _buffers(collective, count, size)
-        source, target = map(torch.from_numpy, arrays)
+        source, target, load = (
+            _on_gpu(arrays) if on_gpu else (*map(torch.from_numpy, arrays), _nothing)
+        )
         call: Callable[[], Any] = {
             "all_reduce": partial(dist.all_reduce, source),
             "reduce": partial(dist.reduce, source, 0),
@@ -290,7 +350,12 @@ def _gloo() -> _Library:
             "reduce_scatter": partial(reduce_scatter, target, source),
             "all_to_all": partial(dist.all_to_all_single, target, source),
         }[collective]
-        return _Prepared(call, arrays[0], lambda _: arrays[1])
+        if on_gpu:
+            try:
+                call()
+            except RuntimeError as error:
+                raise NotImplementedError(f"not for tensors on a GPU: {error}") from error
+        return _Prepared(call, arrays[0], lambda _: _fetched(target), load)
 
     return _Library(
         f"Gloo of torch {torch.__version__}",
@@ -299,6 +364,7 @@ def _gloo() -> _Library:
         prepare,
         dist.barrier,
         dist.destroy_process_group,
+        _wait_for_gpu if on_gpu else _nothing,
     )
 
 

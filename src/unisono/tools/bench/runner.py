@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from unisono.errors import LaunchError
+from unisono.errors import LaunchError, Unsupported
 from unisono.launch.supervisor import EndPolicy, Supervisor
 
 __all__ = ["Library", "LibraryRanks", "calls_per_round", "in_turn", "start_libraries"]
@@ -117,7 +117,14 @@ class LibraryRanks:
         for stream in self._streams.values():
             with suppress(OSError):  # the answer, which does not come, is the error
                 print(json.dumps(request), file=stream, flush=True)
-        return [self._answer(rank) for rank in range(self._ranks)]
+        found = [self._answer(rank) for rank in range(self._ranks)]
+        for rank, answer in enumerate(found):
+            if "error" in answer:
+                self.has_failed = True
+                raise LaunchError(f"rank {rank} of {self.name} failed: {answer['error']}")
+            if "refused" in answer:
+                raise Unsupported(f"{self.name}: {answer['refused']}")
+        return [answer["answer"] for answer in found]
 
     def slowest(self, request: Mapping[str, Any]) -> float:
         """Send a request to all ranks, and return the seconds that the slowest one measured."""
@@ -132,7 +139,7 @@ class LibraryRanks:
         self._supervisor.watch()
         self._resources.close()
 
-    def _answer(self, rank: int) -> Any:
+    def _answer(self, rank: int) -> dict[str, Any]:
         try:
             line = self._streams[rank].readline()
         except TimeoutError:
@@ -141,11 +148,8 @@ class LibraryRanks:
             line = ""
         if not line:
             raise self._failure("ended", rank)
-        found = json.loads(line)
-        if "error" in found:
-            self.has_failed = True
-            raise LaunchError(f"rank {rank} of {self.name} failed: {found['error']}")
-        return found["answer"]
+        found: dict[str, Any] = json.loads(line)
+        return found
 
     def _failure(self, what: str, rank: int | None = None) -> LaunchError:
         self.has_failed = True

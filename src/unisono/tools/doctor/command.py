@@ -21,7 +21,7 @@ import unisono
 from unisono.core import environment, registry
 from unisono.engines import gaps
 from unisono.errors import LaunchError
-from unisono.tools.doctor import system_calls
+from unisono.tools.doctor import gpus, system_calls
 from unisono.tools.doctor.probe import ProbeOutcome, probe
 from unisono.tools.formatting import byte_size
 from unisono.tools.table import table, terminal_columns, wrap
@@ -85,6 +85,7 @@ def examine() -> dict[str, Any]:
         "engines": engines,
         "frameworks": {name: _version(names) for name, names in _FRAMEWORKS.items()},
         "host": {**_host(), "memfd_create": "memfd_create" not in refused, "refused": refused},
+        "gpus": gpus.examine(),
         "launcher": _launcher(),
     }
 
@@ -189,6 +190,7 @@ def _rows(findings: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield "host", name, f"refused ({host['refused'][name]}): {without}"
     free, size = byte_size(host["dev_shm_free"]), byte_size(host["dev_shm_size"])
     yield "host", "/dev/shm", f"{free} free of {size}"
+    yield from gpus.rows(findings["gpus"])
     launcher = findings["launcher"]
     yield "launcher", "variables", launcher["error"] or _launch_text(launcher)
 

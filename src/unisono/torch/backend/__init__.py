@@ -20,13 +20,14 @@ __all__ = ["register", "use_by_default"]
 def register() -> None:
     """Make the name "unisono" known to torch.distributed; doing so twice is allowed."""
     # Imported here, because importing torch may call this function.
+    import torch
     import torch.distributed as dist
 
     if not dist.is_available() or "unisono" in dist.Backend.backend_list:
         return
     devices = ["cpu"]
-    if dist.is_nccl_available():
-        devices.append("cuda")  # served by nccl, on the same group
+    if torch.version.cuda is not None:
+        devices.append("cuda")  # served by nccl or by engine `cuda`, on the same group
     dist.Backend.register_backend("unisono", _create, extended_api=True, devices=devices)
     _register_dist2()
     if os.environ.get("UNISONO_TORCH_DEFAULT", "0") not in ("", "0"):

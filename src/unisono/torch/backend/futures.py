@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from types import FunctionType
 from typing import Any
@@ -139,15 +139,18 @@ class WorkFuture(torch.futures.Future):  # type: ignore[misc]
     the future, whichever comes last: that may differ between ranks.
     """
 
-    def __init__(self, run: Run) -> None:
-        torch._C.Future.__init__(self, [])
+    _devices: Sequence[torch.device] = ()  # GPUs that the result is on
+
+    def __init__(self, run: Run, devices: Sequence[torch.device] = ()) -> None:
+        torch._C.Future.__init__(self, list(devices))
         self._run = run
+        self._devices = devices
         self._complete = threading.Event()
 
     @classmethod
     def of(cls, work: Work, run: Run) -> WorkFuture:
         """The future of the result of a call."""
-        future = cls(run)
+        future = cls(run, sorted({one.device for one in work.value or () if one.is_cuda}, key=str))
         if work.is_completed():
             future._fill(work.result)  # at once, as in torch: callbacks are run in order anyway
         else:
@@ -161,11 +164,17 @@ class WorkFuture(torch.futures.Future):  # type: ignore[misc]
 
     def then(self, callback: Callable[[Any], Any]) -> WorkFuture:
         """A future of what `callback` returns, which gets this one when it is complete."""
-        child = WorkFuture(self._run)
+        child = WorkFuture(self._run, self._devices)
+
+        def answer() -> Any:
+            if self._devices:
+                with contextlib.suppress(Exception):  # the callback gets it from this future
+                    torch._C.Future.wait(self)  # the stream of the callback, not the host
+            return callback(self)
 
         def run_callback() -> None:
             self._wait_for_end()
-            child._fill(lambda: callback(self))
+            child._fill(answer)
 
         self._run(run_callback, self._has_ended())
         return child
@@ -181,8 +190,15 @@ class WorkFuture(torch.futures.Future):  # type: ignore[misc]
         return self._complete.is_set()
 
     def _fill(self, make: Callable[[], Any]) -> None:
-        """Complete it with what `make` returns or raises."""
-        self._complete_with(make)
+        """Complete it with what `make` returns or raises.
+
+        A result on a GPU is complete when a stream has come so far, which is one of its own here:
+        whoever waits for the future lets a stream wait for that one.
+        """
+        with contextlib.ExitStack() as streams:
+            for device in self._devices:
+                streams.enter_context(torch.cuda.stream(torch.cuda.Stream(device)))
+            self._complete_with(make)
         self._complete.set()
 
     def _complete_with(self, make: Callable[[], Any]) -> None:

@@ -6,12 +6,13 @@ import itertools
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from unisono.core import environment, registry, rendezvous
 from unisono.core.groups import WORLD_NAME, Group, separate_world
 from unisono.errors import ArgumentError, ArgumentTypeError, Unsupported
-from unisono.torch.backend import nccl
+from unisono.torch.backend import nccl, shared_gpu
 from unisono.torch.backend.process_group import UnisonoGroup
 
 __all__ = ["check_devices", "create", "create_alone"]
@@ -38,12 +39,14 @@ def create(options: Any, backend_options: Any) -> UnisonoGroup:
     if isinstance(world, UnisonoGroup):
         ranks = options.global_ranks_in_group
         core = world.split_core(ranks, options.group_id, options.timeout)
+        kind = type(world)
     else:
         ranks = options.global_ranks_in_group or None
         name = options.group_id if ranks else WORLD_NAME
         rank, size = options.group_rank, options.group_size
         core = _open(options.store, rank, size, options.timeout, name, ranks)
-    return _group(core, options.store, options.timeout, backend_options)
+        kind = _kind(core)
+    return kind(core, options.store, options.timeout, backend_options)
 
 
 def create_alone(
@@ -60,15 +63,21 @@ def create_alone(
     number = next(_alone)
     store = dist.PrefixStore(f"unisono/{number}/", store)
     core = _open(store, rank, world_size, timeout, f"dist2 {number}", None)
-    return _group(core, store, timeout, None)
+    return _kind(core)(core, store, timeout, None)
 
 
 _alone = itertools.count()
 
 
-def _group(core: Group, store: Any, timeout: timedelta, options: Any) -> UnisonoGroup:
-    kind = nccl.GroupWithNccl if nccl.is_usable() else UnisonoGroup
-    return kind(core, store, timeout, options)
+def _kind(core: Group) -> type[UnisonoGroup]:
+    """The kind of a world, which its groups have too, by what serves CUDA tensors there."""
+    if torch.version.cuda is None:
+        return UnisonoGroup
+    gpus, with_nccl = shared_gpu.count_gpus(core), nccl.is_usable()
+    # Only where ranks are more than GPUs is it sure that some share one; nccl refuses that.
+    if 0 < gpus < core.size or (gpus and not with_nccl):
+        return shared_gpu.GroupOnSharedGpu
+    return nccl.GroupWithNccl if with_nccl else UnisonoGroup
 
 
 def _open(store: Any, rank: int, size: int, timeout: timedelta, name: str, ranks: Any) -> Group:

@@ -17,7 +17,7 @@ from unisono.core.registry import install_command
 from unisono.engines.cuda.gpu import kernels
 from unisono.errors import UnisonoError
 
-__all__ = ["HANDLE_BYTES", "Allocation", "CudaDriver", "Driver", "missing"]
+__all__ = ["HANDLE_BYTES", "Allocation", "CudaDriver", "Driver", "missing", "visible_gpus"]
 
 #: Bytes of the handle by which another process opens an allocation.
 HANDLE_BYTES = 64
@@ -127,6 +127,17 @@ def missing() -> str | None:
     return None
 
 
+def visible_gpus() -> list[str]:
+    """The identity of each GPU that this process may use, without beginning to use any."""
+    from cuda.bindings import driver
+
+    _checked(driver.cuInit(0))
+    devices = [
+        _checked(driver.cuDeviceGet(one)) for one in range(_checked(driver.cuDeviceGetCount()))
+    ]
+    return [_identity(device) for device in devices]
+
+
 class CudaDriver(Driver):
     """The driver itself, through cuda-bindings."""
 
@@ -136,7 +147,7 @@ class CudaDriver(Driver):
         self._driver = driver
         _checked(driver.cuInit(0))
         device = _checked(driver.cuDeviceGet(ordinal))
-        self.identity = bytes(_checked(driver.cuDeviceGetUuid(device)).bytes).hex()
+        self.identity = _identity(device)
         self.name = _checked(driver.cuDeviceGetName(96, device)).rstrip(b"\0").decode()
         # The context that torch and CuPy use as well.
         self._context = _checked(driver.cuDevicePrimaryCtxRetain(device))
@@ -273,6 +284,12 @@ class CudaDriver(Driver):
             symbol = kernel.symbol.encode()
             self._functions[key] = _checked(self._driver.cuModuleGetFunction(module, symbol))
         return self._functions[key]
+
+
+def _identity(device: Any) -> str:
+    from cuda.bindings import driver
+
+    return bytes(_checked(driver.cuDeviceGetUuid(device)).bytes).hex()
 
 
 def _checked(outcome: tuple[Any, ...]) -> Any:

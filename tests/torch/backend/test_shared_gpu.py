@@ -1,0 +1,144 @@
+"""CUDA tensors of ranks that share a GPU, on a group of backend "unisono": engine `cuda`.
+
+Which engine serves them is tested on a GPU that is emulated, what it gives on a real one only
+(`make test-gpu`).
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.helpers import cuda_emulator, cuda_on_cpu
+from unisono.engines.cuda.gpu import driver
+from unisono.torch.backend import shared_gpu
+
+RANKS = 2
+GPU = "cuda:0"
+
+on_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available() or driver.missing() is not None,
+    reason=driver.missing() or "this torch sees no GPU",
+)
+
+
+# ---- who serves CUDA tensors ---------------------------------------------------------------------
+
+
+def counted(world, gpus):
+    """How many GPUs the ranks find, of which rank i sees GPU number `gpus[i]`, or none."""
+    cuda_emulator.install()
+    if gpus[world.rank] is None:
+        driver.missing = lambda: "not installed"
+    os.environ[cuda_emulator.GPU] = str(gpus[world.rank]) * 32
+    return shared_gpu.count_gpus(world)
+
+
+@pytest.mark.skipif(cuda_on_cpu.COMPILER is None, reason="no g++ to compile the kernels")
+@pytest.mark.parametrize(
+    ("gpus", "count"), [((0, 0, 0), 1), ((1, 0, 1), 2), ((0, 1, 2), 3), ((0, None, 0), 0)]
+)
+def test_all_ranks_count_the_same_gpus(all_worlds, gpus, count):
+    assert all_worlds.run("shm", 3, counted, gpus, of_its_own=True) == [count] * 3
+
+
+# ---- what they get -------------------------------------------------------------------------------
+
+
+def values(rank, folder):
+    assert type(dist.group.WORLD) is shared_gpu.GroupOnSharedGpu
+    assert [device.type for device in dist.group.WORLD._device_types] == ["cpu", "cuda"]
+    for device in ("cpu", GPU):
+        tensor = torch.arange(4.0, device=device) + rank
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [1, 3, 5, 7]
+        work = dist.all_reduce(tensor, async_op=True)
+        doubled = work.get_future().then(lambda future: 2 * future.value()[0])
+        assert doubled.wait().tolist() == [4, 12, 20, 28]
+        parts = [torch.empty(4, device=device) for _ in range(RANKS)]
+        dist.all_gather(parts, tensor + rank)
+        assert [part.tolist() for part in parts] == [[2, 6, 10, 14], [3, 7, 11, 15]]
+        out = torch.empty(2, device=device)
+        dist.reduce_scatter_tensor(out, tensor)
+        assert out.tolist() == [[4, 12], [20, 28]][rank]
+        dist.all_to_all_single(out, torch.arange(2.0, device=device) + 10 * rank)
+        assert out.tolist() == [rank, 10 + rank]
+        if rank == 0:
+            dist.send(tensor, 1)
+        else:
+            received = torch.empty_like(tensor)
+            dist.recv(received, 0)
+            assert received.tolist() == tensor.tolist()
+        dist.barrier()
+
+
+@on_gpu
+def test_values(run):
+    run(values)
+
+
+def in_functions(rank, folder):
+    tensor = torch.full((3,), 1.0 + rank, device=GPU)
+    assert functional.all_reduce(tensor, "sum", dist.group.WORLD).tolist() == [3, 3, 3]
+    joined = functional.all_gather_tensor(tensor, 0, dist.group.WORLD)
+    assert joined.tolist() == [1, 1, 1, 2, 2, 2]
+
+
+@on_gpu
+def test_functional_collectives(run):
+    run(in_functions)
+
+
+def model():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).to(GPU)
+
+
+def batch(rank):
+    return torch.randn(6, 12, 32, generator=torch.Generator().manual_seed(rank)).to(GPU)
+
+
+def gradients(network, rank):
+    network(batch(rank)).square().mean().backward()
+    return [parameter.grad for parameter in network.parameters()]
+
+
+def average(rank, folder):
+    """DDP's gradients are those of both ranks, added in their order and halved: the same bits."""
+    torch.use_deterministic_algorithms(True)
+    parts = [gradients(model(), each) for each in range(RANKS)]
+    found = gradients(DistributedDataParallel(model(), device_ids=[0]), rank)
+    for first, second, mean in zip(*parts, found, strict=True):
+        assert torch.equal((first + second) / 2, mean)
+
+
+@on_gpu
+def test_ddp(run):
+    run(average)
+
+
+def sharded(rank, folder):
+    """FSDP2 learns what DDP learns."""
+    networks = [DistributedDataParallel(model(), device_ids=[0]), fully_shard(model())]
+    for network in networks:
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        for _ in range(3):
+            network(batch(rank)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    whole, parts = (list(network.parameters()) for network in networks)
+    for one, part in zip(whole, parts, strict=True):
+        torch.testing.assert_close(part.full_tensor(), one.data)
+
+
+@on_gpu
+def test_fsdp2(run):
+    run(sharded)
