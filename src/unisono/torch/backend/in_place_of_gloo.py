@@ -12,12 +12,11 @@ from datetime import timedelta
 from functools import wraps
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from unisono.torch.backend import register
-from unisono.torch.backend.nccl import is_usable
+from unisono.torch.backend.nccl import GroupWithNccl, is_usable
 from unisono.torch.backend.process_group import UnisonoGroup
 
 __all__ = ["replacements"]
@@ -62,7 +61,7 @@ def _set_timeout_of_ours(timeout: timedelta, group: Any = None) -> None:
     is_ours = isinstance(chosen, UnisonoGroup)
     if is_ours:
         chosen.set_timeout(timeout)
-    if not is_ours or torch.device("cuda") in chosen._device_types:
+    if not is_ours or isinstance(chosen, GroupWithNccl):
         _set_timeout(timeout, group)
 
 
