@@ -40,6 +40,7 @@ FLOORS: dict[str, set[str]] = {
     "engines.cuda": {"core", "engines.common", "engines.shm", "_native"},
     # Faces find their engine by the registry, and know none.
     "torch": {"core"},
+    "torch.backend": {"core", "engines.common"},
     "mindspore": {"core"},
     "jax": {"core"},
     "mapping": {"core"},

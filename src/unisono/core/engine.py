@@ -355,6 +355,10 @@ class Engine(ABC):
             if not identities or identities[rank] == identities[self.rank]
         ]
 
+    def visible_gpus(self) -> Sequence[str]:
+        """The GPUs that this rank may use, each by a name that is the same in every process."""
+        return []
+
     @abstractmethod
     def close(self) -> None:
         """Leave the group; closing twice is allowed."""

@@ -188,6 +188,9 @@ class CudaEngine(Engine):
         """The native object, for ordinary calls on the CPU's memory."""
         return self._host.communicator
 
+    def visible_gpus(self) -> Sequence[str]:
+        return driver.visible_gpus()
+
     def attach(self, group: Group) -> None:
         self._host.attach(group)
 

@@ -12,7 +12,6 @@ from unisono.core.buffers import view
 from unisono.core.call import Call
 from unisono.core.groups import Group
 from unisono.engines.common.inner_calls import inner_caller
-from unisono.engines.cuda.gpu import driver
 from unisono.torch.backend.dynamo import skip
 from unisono.torch.backend.process_group import UnisonoGroup
 
@@ -27,9 +26,9 @@ def count_gpus(core: Group) -> int:
 
     Every rank of the group asks, and all get the same answer.
     """
-    engine = core.engine
+    engine, on_gpu = core.engine, core.engine_for("cuda")
     assert engine is not None
-    gpus = driver.visible_gpus() if core.engine_for("cuda") is not None else []
+    gpus = [] if on_gpu is None else on_gpu.visible_gpus()
     text = "".join(gpus[:_MOST_GPUS]).encode()
     own = np.zeros(_MOST_GPUS * _IDENTITY_BYTES, np.uint8)
     own[: len(text)] = np.frombuffer(text, np.uint8)
