@@ -37,7 +37,7 @@ SPORE := .venv-mindspore/bin
 DOCS := .venv-docs/bin
 SOURCES := $(shell find src native -type f \( -name '*.py' -o -name '*.pyi' -o -name '*.toml' -o -name '*.[ch]pp' \)) \
            CMakeLists.txt pyproject.toml README.md
-CPP := $(shell find native -name '*.[ch]pp')
+CPP := $(shell find native tests/helpers -name '*.[ch]pp')
 
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 ifeq ($(VERSION),)

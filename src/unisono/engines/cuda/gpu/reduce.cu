@@ -1,4 +1,4 @@
-// src/unisono/engines/cuda/reduce.cu: the reductions on a GPU, with the bits of the CPU's.
+// src/unisono/engines/cuda/gpu/reduce.cu: the reductions on a GPU, with the bits of the CPU's.
 //
 // kernels.py compiles one instantiation at a time by NVRTC, which has no headers; a function
 // without a mark is one of the device. The operators are those of native/kernels_isa.cpp. Products

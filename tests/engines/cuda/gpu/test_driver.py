@@ -1,0 +1,219 @@
+"""The calls of `CudaDriver` reach the driver as it wants them, through the real cuda-bindings.
+
+The driver is a stub, libcuda.cpp: no GPU is needed. It is loaded by a process of its own, where no
+other test sees it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import mmap
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers import cuda_on_cpu
+from tests.helpers.paths import ROOT
+from unisono.core.dtypes import ReduceOp, by_name
+from unisono.engines.cuda.gpu import driver, kernels
+from unisono.engines.cuda.gpu.driver import CudaDriver, Driver
+from unisono.errors import UnisonoError
+
+pytestmark = pytest.mark.skipif(
+    cuda_on_cpu.COMPILER is None, reason="no g++ to compile the stub of the driver"
+)
+
+Run = Callable[..., Any]
+
+FLOAT, TWICE = by_name("float32"), ReduceOp.premul_sum(2.0)
+
+
+def load(library: str) -> None:
+    """Let the bindings find the stub: a library of this name is there already.
+
+    NVRTC wants more of a driver than the stub has, if it finds one; so it compiles before.
+    """
+    kernels.compile(FLOAT, TWICE, "sm_90")
+    ctypes.CDLL(library)
+    os.environ["UNISONO_CUDA"] = "try"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Run a function in the process that has the stub."""
+    library = tmp_path_factory.mktemp("libcuda") / "libcuda.so.1"
+    source = ROOT / "tests" / "helpers" / "libcuda.cpp"
+    options = ["-std=c++17", "-shared", "-fPIC", f"-Wl,-soname,{library.name}"]
+    subprocess.run(["g++", *options, source, "-o", library], check=True)
+    with ProcessPoolExecutor(1, get_context("spawn"), load, (str(library),)) as pool:
+        yield lambda function, *given: pool.submit(function, *given).result(60)
+
+
+def entered(ordinal: int = 0) -> CudaDriver:
+    gpu = CudaDriver(ordinal)
+    gpu.enter()
+    return gpu
+
+
+def words(address: int, count: int) -> np.ndarray[Any, Any]:
+    """Device memory of the stub, as an array."""
+    return np.frombuffer((ctypes.c_byte * (4 * count)).from_address(address), np.uint32)
+
+
+# ---- the GPU -------------------------------------------------------------------------------------
+
+
+def identities() -> tuple[str | None, list[str], list[tuple[str, str]]]:
+    gpus = [CudaDriver(0), CudaDriver(1)]
+    return driver.missing(), driver.visible_gpus(), [(gpu.identity, gpu.name) for gpu in gpus]
+
+
+def test_each_gpu_has_an_identity_and_a_name(run: Run) -> None:
+    missing, visible, gpus = run(identities)
+    assert missing is None
+    first, second = (bytes((device + 16 * at) % 256 for at in range(16)) for device in (100, 101))
+    assert visible == [first.hex(), second.hex()]
+    assert gpus == [(first.hex(), "First GPU"), (second.hex(), "Second GPU")]
+
+
+def wrong_gpu() -> str:
+    with pytest.raises(UnisonoError) as failure:
+        CudaDriver(2)
+    return str(failure.value)
+
+
+def test_an_error_is_told_in_the_words_of_the_driver(run: Run) -> None:
+    assert run(wrong_gpu) == ("the CUDA driver failed: invalid argument (CUDA_ERROR_INVALID_VALUE)")
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+def blocks() -> None:
+    gpu = entered()
+    first, second = gpu.allocate(1000), gpu.allocate(500)
+    one, other = gpu.allocation_of(first + 999), gpu.allocation_of(second)
+    assert (one.base, one.nbytes) == (first, 1000)
+    assert (other.base, other.nbytes) == (second, 500)
+    assert one.number != other.number
+    assert gpu.is_allocated(first, one.number)
+    assert not gpu.is_allocated(first, other.number)
+    gpu.free(first)
+    assert not gpu.is_allocated(first, one.number)
+    gpu.free(second)
+
+
+def test_blocks_are_known_by_any_address_in_them(run: Run) -> None:
+    run(blocks)
+
+
+def handles() -> None:
+    gpu = entered()
+    block = gpu.allocate(64)
+    handle = gpu.export_handle(block)
+    assert handle is not None
+    assert len(handle) == driver.HANDLE_BYTES
+    mapped = gpu.open_handle(handle)
+    assert mapped == block + 1  # where the stub maps a block of another process
+    gpu.close_handle(mapped)
+    assert gpu.export_handle(block + 8) is None
+    gpu.free(block)
+
+
+def test_handles_travel_whole(run: Run) -> None:
+    run(handles)
+
+
+def host_words() -> list[int]:
+    gpu = entered()
+    pages = mmap.mmap(-1, mmap.PAGESIZE)
+    host = ctypes.addressof(ctypes.c_byte.from_buffer(pages))
+    address = gpu.register_host(host, mmap.PAGESIZE)
+    stream = gpu.create_stream()
+    gpu.write_word(stream, address + 4, 7)
+    gpu.wait_word(stream, address + 4, 7)
+    gpu.write_word(stream, address + 8, 2)
+    gpu.wait_word(stream, address + 8, 2**32 - 1)  # the word has counted past that
+    with pytest.raises(UnisonoError):
+        gpu.wait_word(stream, address + 4, 8)
+    gpu.destroy_stream(stream)
+    gpu.unregister_host(host)
+    return words(host, 4).tolist()
+
+
+def test_streams_reach_words_of_the_host(run: Run) -> None:
+    assert run(host_words) == [0, 7, 2, 0]
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+
+def events() -> list[bool]:
+    gpu = entered()
+    stream, other = gpu.create_stream(), gpu.create_stream()
+    event = gpu.create_event()
+    answers = [gpu.has_happened(event)]
+    gpu.record(event, stream)
+    gpu.wait_event(other, event)
+    gpu.wait_event(other, event)
+    gpu.record(event, other)  # the third thing that this stream is told
+    answers += [gpu.has_happened(event) for _ in range(4)]
+    gpu.destroy_event(event)
+    gpu.destroy_stream(stream)
+    gpu.destroy_stream(other)
+    return answers
+
+
+def test_events_happen_when_a_stream_gets_there(run: Run) -> None:
+    assert run(events) == [True, False, False, False, True]
+
+
+def copied() -> list[int]:
+    gpu = entered()
+    stream, block = gpu.create_stream(), gpu.allocate(32)
+    words(block, 8)[:] = range(8)
+    gpu.copy(block + 16, block + 4, 12, stream)
+    found = words(block, 8).tolist()
+    gpu.free(block)
+    gpu.destroy_stream(stream)
+    return found
+
+
+def test_copies(run: Run) -> None:
+    assert run(copied) == [0, 1, 2, 3, 1, 2, 3, 7]
+
+
+def reduced() -> list[float]:
+    gpu = entered()
+    stream, block = gpu.create_stream(), gpu.allocate(4 * 3 * 5)
+    parts = words(block, 15).view(np.float32).reshape(3, 5)
+    parts[:] = np.arange(15).reshape(3, 5)
+    sources = [block, block + 40]
+    gpu.reduce(FLOAT, TWICE, block + 20, sources, 4, stream)
+    found: list[float] = parts[1].tolist()
+    gpu.free(block)
+    gpu.destroy_stream(stream)
+    return found
+
+
+def test_a_kernel_is_compiled_and_gets_its_arguments(run: Run) -> None:
+    assert run(reduced) == [20.0, 24.0, 28.0, 32.0, 9.0]
+
+
+# ---- the test itself -----------------------------------------------------------------------------
+
+
+def test_every_method_is_called_here() -> None:
+    text = Path(__file__).read_text()
+    methods = [name for name, _ in inspect.getmembers(Driver, inspect.isfunction)]
+    public = [name for name in methods if not name.startswith("_")]
+    assert "reduce" in public
+    assert [name for name in public if f"gpu.{name}(" not in text] == []
