@@ -129,13 +129,17 @@ struct Context {
     /// that the cost of barriers does not matter. With many ranks that is less, because a core
     /// needs its own slots and slices of all others in its cache.
     std::size_t chunk(std::size_t total) const {
+        if (group.rotates()) return Group::rotating_piece;
         const bool large = total >= huge && n == 2;
         return std::min((large ? std::size_t{1024} : std::size_t{256}) << 10, group.slot_bytes());
     }
 
     /// Bytes of a chunk if counts may differ by rank. It is needed before the consistency check, so
     /// it depends on nothing that only some ranks know.
-    std::size_t plain_chunk() const { return std::min(std::size_t{256} << 10, group.slot_bytes()); }
+    std::size_t plain_chunk() const {
+        return group.rotates() ? Group::rotating_piece
+                               : std::min(std::size_t{256} << 10, group.slot_bytes());
+    }
 
     /// The same for each of n cells of a slot. With many ranks a slot holds more, because a barrier
     /// costs more and a cell would be short.

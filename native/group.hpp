@@ -6,6 +6,12 @@
 // barrier of step s + 1, and its peers reached that one only after they had finished reading step
 // s.
 //
+// Where it pays, two ranks do not begin each step at the same place of their slots, but go through
+// them (`rotates`). A line that was written two steps ago is still in the cache of the core that
+// has read it, and has to be taken from there. One that was written a whole slot ago is in the
+// cache that the cores share. No barrier depends on places: a step has its slot for itself, all of
+// it.
+//
 // The first barrier of a call carries a fingerprint of the call. Every rank compares all of them
 // before it uses any data. All ranks see the same fingerprints, so all come to the same result:
 // the call fails everywhere or nowhere, and after a mismatch the group is still in step.
@@ -182,14 +188,28 @@ public:
 
     // ---- for the collectives ----
 
-    /// Begins a step: switches to the slots of the other parity.
-    void begin_step() noexcept { ++step_; }
+    /// Begins a step: switches to the slots of the other parity, and after both to the next place.
+    void begin_step() noexcept {
+        if ((++step_ & 1) != 0) return;
+        place_ += advance_;
+        if (place_ + room > slot_bytes_) place_ = 0;
+    }
+
+    /// Whether steps go through the slots. All ranks have the same answer in the same call. Then a
+    /// step needs at most `room` bytes of a slot, and should store pieces of `rotating_piece`.
+    bool rotates() const noexcept { return rotates_; }
+    static constexpr std::size_t rotating_piece = std::size_t{128} << 10;
+    static constexpr std::size_t room = 2 * rotating_piece;
+
+    /// Makes steps go through the slots, or not. All ranks do that between the same two calls.
+    /// Throws Failure(memory) if there are no pages for it.
+    void set_rotates(bool rotates);
 
     /// Makes sure that our two slots have pages for `bytes`, which is at most `slot_bytes`.
     void commit_slot(std::size_t bytes);
 
     std::byte* slot(int rank) const noexcept {
-        return slots_ + (static_cast<std::size_t>(step_ & 1) * size_ + rank) * slot_bytes_;
+        return slots_ + (static_cast<std::size_t>(step_ & 1) * size_ + rank) * slot_bytes_ + place_;
     }
     std::size_t slot_bytes() const noexcept { return slot_bytes_; }
 
@@ -260,8 +280,9 @@ public:
     /// faster depends on the processor, and on which of its cores the ranks run.
     StoreMode staging() const noexcept { return staging_; }
 
-    /// Chooses between the two by timing both, once in 64 MiB of messages that are not small. All
-    /// ranks call it at the same point of a call that was checked.
+    /// Chooses between the two by timing both, and whether to go through the slots, once in many
+    /// MiB of messages that are not small. All ranks call it at the same point of a call that was
+    /// checked.
     void probe(std::size_t bytes);
 
 private:
@@ -271,6 +292,9 @@ private:
     std::uint64_t* rows(int rank) const noexcept {
         return rows_ + (static_cast<std::size_t>(step_ & 1) * size_ + rank) * 2 * size_;
     }
+    static constexpr std::size_t probed_bytes = std::size_t{32} << 10;
+    Clock::duration probe_rotating(Clock::duration fixed);
+    Clock::duration time_round(StoreMode store);
     bool reached(int peer) const noexcept;
     void wait_for(int peer);
     void check_peers();
@@ -318,7 +342,10 @@ private:
     std::uint32_t calls_ = 0;
     std::size_t until_probe_ = 0;  ///< bytes of messages until staging_ is chosen again
     StoreMode staging_ = StoreMode::plain;
-    bool uneven_ = false;  ///< counts of the checked call differ by rank; see matrix_
+    bool rotates_ = false;
+    std::size_t place_ = 0;    ///< where the slots of this step begin, in bytes
+    std::size_t advance_ = 0;  ///< from there to the next place, by the size of the last call
+    bool uneven_ = false;      ///< counts of the checked call differ by rank; see matrix_
     std::uint64_t share_ = 0;
     std::uint64_t largest_ = 0;
     std::vector<std::uint64_t>

@@ -279,6 +279,68 @@ void test_mismatch() {
     });
 }
 
+/// Two ranks that go through their slots: calls of all sizes, some of which fail, and some with
+/// counts that differ by rank. Both must be at the same place in each of them.
+void test_rotating() {
+    const ThreadedJob job(2);
+    on_ranks(2, [&](int rank) {
+        const auto group = job.group(rank);
+        const std::size_t counts[] = {3, 2500, 5000, 9000, 33000, 300001, 1, 70000};
+        for (std::size_t round = 0; round < 200; ++round) {
+            group->set_rotates(true);  // the probe may have found that it does not pay here
+            const std::size_t count = counts[round * 5 % 8 ^ round / 8 % 8];
+            const int root = static_cast<int>(round / 5 % 2);
+            const Ints mine = filled(rank, 2 * count);
+            Ints out(2 * count, -1);
+            CallArguments made = make_call(Verb::all_reduce, mine, out, count, ReduceOp::sum);
+            bool failed = false;
+            switch (round % 6) {
+                case 0:
+                    made.count <<= rank;
+                    break;
+                case 1:
+                    made = make_call(Verb::broadcast, mine, out, count, ReduceOp::none, root);
+                    break;
+                case 2:
+                    made = make_call(Verb::all_gather, mine, out, count);
+                    break;
+                case 3:  // rank 1 keeps one element, which rank 0 does not know
+                    made = make_call(Verb::all_to_all, mine, out, rank == 0 ? count : 0);
+                    if (rank == 1) made.sends = made.receives = {count, 1};
+                    break;
+                case 4:
+                    made = make_call(Verb::reduce, mine, out, count, ReduceOp::sum, root);
+                    break;
+                default:
+                    break;
+            }
+            try {
+                group->run(made, long_limits);
+            } catch (const Failure& failure) {
+                failed = failure.kind == FailureKind::mismatch;
+            }
+            CHECK(failed == (round % 6 == 0));
+            for (std::size_t i = 0; i < count && !failed; ++i) switch (round % 6) {
+                    case 1:
+                        CHECK(out[i] == value(root, i));
+                        break;
+                    case 2:
+                        CHECK(out[i] == value(0, i) && out[count + i] == value(1, i));
+                        break;
+                    case 3:
+                        CHECK(rank == 0 ? out[count + i] == value(1, i)
+                                        : out[i] == value(0, count + i));
+                        break;
+                    case 4:
+                        CHECK(rank != root || out[i] == total(2, i));
+                        break;
+                    default:
+                        CHECK(out[i] == total(2, i));
+                }
+        }
+    });
+}
+
 /// A rank that does not come is named at the deadline; the group is broken, and calls say so.
 void test_deadline() {
     const ThreadedJob job(3);
@@ -396,6 +458,7 @@ int main() {
         for (const int size : {2, 3, 5, 8}) test_in_a_row(size);
         test_partly_uneven();
         test_mismatch();
+        test_rotating();
     }
     test_deadline();
     test_background();
