@@ -129,7 +129,7 @@ struct Context {
     /// that the cost of barriers does not matter. With many ranks that is less, because a core
     /// needs its own slots and slices of all others in its cache.
     std::size_t chunk(std::size_t total) const {
-        if (group.rotates()) return Group::rotating_piece;
+        if (group.rotates() && total < huge) return Group::rotating_piece;
         const bool large = total >= huge && n == 2;
         return std::min((large ? std::size_t{1024} : std::size_t{256}) << 10, group.slot_bytes());
     }

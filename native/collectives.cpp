@@ -45,7 +45,7 @@ void all_reduce_sliced(Context& c, bool begun) {
         const std::byte* source = c.arguments.source + done;
         std::byte* target = c.arguments.target + done;
         const Slice own(length, c.n, c.me);
-        c.group.begin_step();
+        c.group.begin_step(chunk);
         std::byte* slot = c.group.slot(c.me);
         c.k.copy(slot, source, own.begin, c.group.staging());
         const std::size_t end = own.begin + own.length;
@@ -95,7 +95,7 @@ void reduce_at_root(Context& c, bool begun) {
     std::size_t done = 0;
     do {
         const std::size_t length = std::min(chunk, total - done);
-        c.group.begin_step();
+        c.group.begin_step(chunk);
         if (!root) {
             c.group.commit_slot(length);
             c.k.copy(c.group.slot(c.me), c.arguments.source + done, length, c.group.staging());
@@ -127,7 +127,7 @@ void reduce_sliced(Context& c, bool begun) {
         const std::byte* source = c.arguments.source + done;
         const Slice own(length, c.n, c.me);
         const std::size_t end = own.begin + own.length;
-        c.group.begin_step();
+        c.group.begin_step(chunk);
         std::byte* slot = c.group.slot(c.me);
         c.k.copy(slot, source, own.begin, c.group.staging());
         c.k.copy(slot + end, source + end, length - end, c.group.staging());
@@ -179,7 +179,7 @@ void reduce(Context& c) {
 template <class Fill, class Drain, class Reads>
 void in_steps(Context& c, std::size_t unit, Fill fill, Drain drain, Reads reads,
               void (*directly)(Context&)) {
-    c.group.begin_step();
+    c.group.begin_step(unit);
     if (!c.leaves_slot_empty()) fill(std::size_t{0});
     c.first_barrier();
     const Way way = c.way(reads);
@@ -189,7 +189,7 @@ void in_steps(Context& c, std::size_t unit, Fill fill, Drain drain, Reads reads,
     std::size_t step = 0;
     if (way == Way::staged) drain(step++);
     for (; step < steps; ++step) {
-        c.group.begin_step();
+        c.group.begin_step(unit);
         fill(step);
         c.group.barrier();
         drain(step);

@@ -364,10 +364,14 @@ void Group::check_consistency(const CallArguments& arguments) {
     }
     if (!same) compare_all(arguments);
     if (rotates_) {
-        // All know the largest part now. Short ones stay where they are: their lines are few.
+        // All know the largest part now. The lines of short ones are few, and long ones do not stay
+        // in the shared cache: both are better off at one place.
         constexpr std::size_t shortest = std::size_t{8} << 10;
+        constexpr std::size_t longest = std::size_t{8} << 20;
         const std::size_t bytes = largest_ * arguments.item_bytes;
-        advance_ = bytes < shortest ? 0 : std::min(round_up(bytes, page), rotating_piece);
+        advance_ = bytes < shortest || bytes >= longest
+                       ? 0
+                       : std::min(round_up(bytes, page), rotating_piece);
     }
 }
 
@@ -415,7 +419,7 @@ void Group::set_rotates(bool rotates) {
     if (rotates == rotates_) return;
     if (rotates) commit_slot(slot_bytes_);
     rotates_ = rotates;
-    place_ = advance_ = 0;
+    next_place_ = advance_ = 0;
 }
 
 void Group::probe(std::size_t bytes) {

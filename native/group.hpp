@@ -188,15 +188,18 @@ public:
 
     // ---- for the collectives ----
 
-    /// Begins a step: switches to the slots of the other parity, and after both to the next place.
-    void begin_step() noexcept {
-        if ((++step_ & 1) != 0) return;
-        place_ += advance_;
-        if (place_ + room > slot_bytes_) place_ = 0;
+    /// Begins a step that needs `bytes` of a slot: switches to the slots of the other parity, and
+    /// after both to the next place in them. Long steps need all of a slot.
+    void begin_step(std::size_t bytes = room) noexcept {
+        if ((++step_ & 1) == 0) {
+            next_place_ += advance_;
+            if (next_place_ + room > slot_bytes_) next_place_ = 0;
+        }
+        place_ = bytes <= room ? next_place_ : 0;
     }
 
-    /// Whether steps go through the slots. All ranks have the same answer in the same call. Then a
-    /// step needs at most `room` bytes of a slot, and should store pieces of `rotating_piece`.
+    /// Whether steps go through the slots. All ranks have the same answer in the same call. Then
+    /// steps should store pieces of `rotating_piece`, and find `room` for two of them.
     bool rotates() const noexcept { return rotates_; }
     static constexpr std::size_t rotating_piece = std::size_t{128} << 10;
     static constexpr std::size_t room = 2 * rotating_piece;
@@ -343,9 +346,10 @@ private:
     std::size_t until_probe_ = 0;  ///< bytes of messages until staging_ is chosen again
     StoreMode staging_ = StoreMode::plain;
     bool rotates_ = false;
-    std::size_t place_ = 0;    ///< where the slots of this step begin, in bytes
-    std::size_t advance_ = 0;  ///< from there to the next place, by the size of the last call
-    bool uneven_ = false;      ///< counts of the checked call differ by rank; see matrix_
+    std::size_t next_place_ = 0;  ///< in bytes; depends only on calls that all ranks agreed on
+    std::size_t place_ = 0;       ///< where the slots of this step begin
+    std::size_t advance_ = 0;     ///< from one place to the next, by the size of the last call
+    bool uneven_ = false;         ///< counts of the checked call differ by rank; see matrix_
     std::uint64_t share_ = 0;
     std::uint64_t largest_ = 0;
     std::vector<std::uint64_t>
