@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,8 @@ from tests.helpers.jobs import Ranks
 from tests.helpers.refusals import CAN_REFUSE
 from tests.helpers.start_cases import START, check_started
 from tests.helpers.thorough import essential, essential_rows
+from unisono.engines.shm import tuning
+from unisono.engines.shm.tuning import CopyRange
 
 EVERY_VERB = """
 from tests.helpers import cases
@@ -146,6 +149,20 @@ def test_a_wrong_setting_is_an_error(value: str) -> None:
 )
 def test_a_setting_for_one_verb(value: str, is_direct: bool) -> None:
     with Ranks(2, NO_ACCESS, UNISONO_SINGLE_COPY=value) as job:
+        if is_direct:
+            assert "could not be read" in job[1].read()["text"]
+        else:
+            assert job[0].end() == -signal.SIGSEGV  # it reads its memory itself
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("measured", "is_direct"),
+    [(CopyRange(1048576), True), (CopyRange(1048577), False), (CopyRange(1, 1048576), False)],
+)
+def test_what_was_measured_decides(measured: CopyRange, is_direct: bool, tmp_path: Path) -> None:
+    tuning.write({("broadcast", 2): measured}, tmp_path / "tuning.json")
+    with Ranks(2, NO_ACCESS, UNISONO_CACHE=str(tmp_path)) as job:
         if is_direct:
             assert "could not be read" in job[1].read()["text"]
         else:

@@ -119,17 +119,18 @@ def for_ranks(
 def setting(ranges: Mapping[tuple[str, int], CopyRange], ranks: int) -> str:
     """What was measured for this many ranks, as a value of UNISONO_SINGLE_COPY; "" for nothing.
 
-    >>> measured = {("broadcast", 8): CopyRange(131072, 1 << 20), ("reduce", 8): CopyRange(None)}
-    >>> setting(measured, 6)
-    'broadcast/8=131072-1048576,reduce/8=0'
+    >>> setting({("broadcast", 2): CopyRange(131072)}, 2)
+    'broadcast/2=131072,broadcast/slow=131072,broadcast/shared=131072'
     """
-    name = next((str(most) for most in (2, 4, 8, 16) if ranks <= most), "more")
+    largest = next((str(most) for most in (2, 4, 8, 16) if ranks <= most), "more")
     entries = []
     for verb in sorted({verb for verb, _ in ranges}):
         found = for_ranks(ranges, verb, ranks)
         if found is not None:
             below = "" if found.below is None or not found.first else f"-{found.below}"
-            entries.append(f"{verb}/{name}={found.first or 0}{below}")
+            # Slow kernels and shared cores have defaults of their own, but this was measured.
+            names = (largest, "slow", "shared")
+            entries += [f"{verb}/{name}={found.first or 0}{below}" for name in names]
     return ",".join(entries)
 
 
