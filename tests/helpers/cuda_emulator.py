@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from tests.helpers import cuda_on_cpu
 from tests.helpers.paths import ROOT
 from unisono.core.dtypes import DType, ReduceOp
 from unisono.engines.cuda.gpu import device, driver, kernels
-from unisono.engines.cuda.gpu.driver import HANDLE_BYTES, Allocation
+from unisono.engines.cuda.gpu.driver import HANDLE_BYTES, Allocation, Move, Operation, Permit
 
 #: Which GPU a rank is on, and how many seconds its streams hesitate at most.
 GPU, HESITATION = "UNISONO_TEST_GPU", "UNISONO_TEST_HESITATION"
@@ -67,6 +67,26 @@ class Stream:
             step()
 
 
+class _Batch:
+    def __init__(self, gpu: EmulatedDriver, operations: Sequence[Operation]) -> None:
+        self._gpu = gpu
+        self._operations = operations
+
+    def run(self, stream: int, value: int) -> None:
+        for operation in self._operations:
+            do = self._gpu.wait_word if operation.waits else self._gpu.write_word
+            do(stream, operation.address, (value + operation.offset) % 2**32)
+
+
+class _Launch:
+    def __init__(self, gpu: EmulatedDriver, work: Callable[[int], None]) -> None:
+        self._gpu = gpu
+        self._work = work
+
+    def run(self, stream: int, step: int) -> None:
+        self._gpu.put(stream, lambda: self._work(step % 2**32))
+
+
 class EmulatedDriver:
     """What the engine sees of the GPU; see `Driver`."""
 
@@ -94,6 +114,7 @@ class EmulatedDriver:
     # ---- memory ----
 
     def allocate(self, nbytes: int, *, shareable: bool = True) -> int:
+        self._check_entered()
         nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         file = os.memfd_create("emulated GPU") if shareable else -1
         if shareable:
@@ -119,9 +140,7 @@ class EmulatedDriver:
         raise AssertionError(f"{address:#x} is not on the GPU")
 
     def is_allocated(self, base: int, number: int) -> bool:
-        with self._lock:
-            found = self.allocations.get(base)
-        return found is not None and found[0].number == number
+        return self.number_of(base) == number
 
     def export_handle(self, base: int) -> bytes | None:
         allocation, file = self.allocations[base]
@@ -147,11 +166,13 @@ class EmulatedDriver:
     # ---- streams ----
 
     def create_stream(self) -> int:
+        self._check_entered()
         with self._lock:
             self._streams[len(self._streams)] = Stream()
             return len(self._streams) - 1
 
     def create_event(self) -> int:
+        self._check_entered()
         with self._lock:
             event = len(self._events) + 1
             self._events[event] = threading.Event()
@@ -203,15 +224,49 @@ class EmulatedDriver:
         assert any(0 <= place - start < size for start, size in self.registered.items())
         return ctypes.c_uint32.from_address(place)
 
-    def reduce(
-        self, dtype: DType, op: ReduceOp, to: int, sources: list[int], count: int, stream: int
-    ) -> None:
+    def number_of(self, address: int) -> int:
         self._check_entered()
-        expression = kernels.expression(dtype, op)
-        blocks, threads = kernels.geometry(count, dtype.itemsize, processors=2)
-        self._streams[stream].put(
-            lambda: self._kernels.launch(expression, blocks, threads, to, sources, count, op.factor)
+        with self._lock:
+            for allocation, _ in self.allocations.values():
+                if 0 <= address - allocation.base < allocation.nbytes:
+                    return allocation.number
+        return 0
+
+    def batch(self, operations: Sequence[Operation]) -> _Batch:
+        return _Batch(self, operations)
+
+    def reduction(
+        self,
+        dtype: DType,
+        op: ReduceOp,
+        targets: Sequence[int],
+        sources: Sequence[int],
+        count: int,
+        permit: Permit,
+    ) -> _Launch:
+        expression = kernels.reduction(dtype, op)
+        grid = kernels.geometry(count, dtype.itemsize, processors=2)
+        words = self._permit(permit)
+        return _Launch(
+            self,
+            lambda step: self._kernels.reduce(
+                expression, grid, targets, sources, count, op.factor, words, step
+            ),
         )
+
+    def moves(self, moves: Sequence[Move], permit: Permit) -> _Launch:
+        longest = max(move.nbytes for move in moves)
+        grid = kernels.move_geometry(longest, len(moves), processors=2)
+        words = self._permit(permit)
+        return _Launch(self, lambda step: self._kernels.move(moves, grid, words, step))
+
+    def _permit(self, permit: Permit) -> Permit:
+        return Permit(*(ctypes.addressof(self._word(address)) for address in permit))
+
+    def put(self, stream: int, step: Callable[[], None]) -> None:
+        """Let a stream do something."""
+        self._check_entered()
+        self._streams[stream].put(step)
 
     def hold(self, stream: int, gate: threading.Event) -> None:
         """Let a stream wait for the test."""

@@ -1,9 +1,11 @@
 // tests/helpers/cuda_on_cpu.hpp: as much of CUDA as reduce.cu needs, for a compiler of CPUs.
 // A launch runs all threads of the grid one after the other: such a kernel must not wait in one
-// thread for another one.
+// thread for another one, except for the first of its block.
 #pragma once
 
 #define __global__
+#define __shared__ static thread_local
+inline void __syncthreads() {}
 
 // Kernels read elements of any type as these.
 struct alignas(16) [[gnu::may_alias]] uint4 {
@@ -11,17 +13,17 @@ struct alignas(16) [[gnu::may_alias]] uint4 {
 };
 
 struct Index {
-    unsigned int x;
+    unsigned int x, y;
 };
 // Ranks that are threads may launch at the same time.
 inline thread_local Index gridDim, blockDim, blockIdx, threadIdx;
 
-template <class T, class... Parameters, class... Arguments>
-void launch_on_cpu(void (*kernel)(T*, Parameters...), unsigned int blocks, unsigned int threads,
-                   void* to, Arguments... arguments) {
-    gridDim = {blocks};
-    blockDim = {threads};
-    for (blockIdx = {0}; blockIdx.x < blocks; ++blockIdx.x)
-        for (threadIdx = {0}; threadIdx.x < threads; ++threadIdx.x)
-            kernel(static_cast<T*>(to), arguments...);
+template <class... Parameters, class... Arguments>
+void launch_on_cpu(void (*kernel)(Parameters...), Index grid, unsigned int threads,
+                   Arguments... arguments) {
+    gridDim = grid;
+    blockDim = {threads, 1};
+    for (blockIdx = {0, 0}; blockIdx.y < grid.y; ++blockIdx.y)
+        for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x)
+            for (threadIdx = {0, 0}; threadIdx.x < threads; ++threadIdx.x) kernel(arguments...);
 }

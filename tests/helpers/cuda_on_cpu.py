@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unisono.core.dtypes import DTYPES, ReduceOp
-from unisono.engines.cuda.gpu import kernels
+from unisono.engines.cuda.gpu import driver, kernels
 
 __all__ = ["COMPILER", "KERNELS", "CudaOnCpu", "build", "expressions"]
 
@@ -22,42 +22,80 @@ _HEADER = Path(__file__).with_name("cuda_on_cpu.hpp")
 KERNELS = Path(kernels.__file__).with_name("reduce.cu")
 _OPTIONS = ["-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-Wfatal-errors"]
 _LAUNCH = """
-extern "C" bool launch(const char* expression, unsigned blocks, unsigned threads, void* to,
-                       const Sources* from, int sources, uint64 count, double factor) {
-    const auto run = [&](auto kernel) {
-        launch_on_cpu(kernel, blocks, threads, to, *from, sources, count, factor);
+extern "C" bool launch(const char* expression, unsigned blocks, unsigned parts, unsigned threads,
+                       const void* arguments, uint64 count, double factor, Permit permit) {
+    const auto reduces = [&](auto kernel) {
+        launch_on_cpu(kernel, Index{blocks, parts}, threads,
+                      *static_cast<const Operands*>(arguments), count, factor, permit);
+    };
+    const auto moves = [&](auto kernel) {
+        launch_on_cpu(kernel, Index{blocks, parts}, threads,
+                      *static_cast<const Moves*>(arguments), permit);
     };
 """
 
 
 class CudaOnCpu:
-    """All kernels, found by the name of their instantiation."""
+    """All kernels, found by the name of their instantiation; arguments are addresses."""
 
     def __init__(self, library: Path) -> None:
         self._launch = ctypes.CDLL(str(library)).launch
         self._launch.restype = ctypes.c_bool
+        self._words = (ctypes.c_uint32 * 2)()
+        #: A permit that allows everything.
+        self.allowed = driver.Permit(*[ctypes.addressof(self._words) + 4 * i for i in range(2)])
 
-    def launch(
+    def reduce(
         self,
         expression: str,
-        blocks: int,
-        threads: int,
-        to: int,
+        grid: tuple[int, int],
+        targets: Sequence[int],
         sources: Sequence[int],
         count: int,
         factor: float,
+        permit: driver.Permit | None = None,
+        step: int = 1,
     ) -> None:
-        """Run a kernel on a grid; `to` and `sources` are addresses."""
-        addresses = (ctypes.c_void_p * kernels.MAX_SOURCES)(*sources)
+        """Run a reduction on a grid: blocks, and threads of each."""
+        addresses = ctypes.c_void_p * kernels.MAX_RANKS
+        operands = driver.Operands(
+            addresses(*sources), addresses(*targets), len(sources), len(targets)
+        )
+        self._run(expression, (grid[0], 1, grid[1]), operands, permit, step, count, factor)
+
+    def move(
+        self,
+        moves: Sequence[driver.Move],
+        grid: tuple[int, int],
+        permit: driver.Permit | None = None,
+        step: int = 1,
+    ) -> None:
+        """Copy on a grid: blocks for each part, and threads of each."""
+        size = kernels.move_size(moves)
+        parts = driver.Moves(
+            (ctypes.c_void_p * kernels.MAX_MOVES)(*(move.to for move in moves)),
+            (ctypes.c_void_p * kernels.MAX_MOVES)(*(move.source for move in moves)),
+            (ctypes.c_uint64 * kernels.MAX_MOVES)(*(move.nbytes // size for move in moves)),
+        )
+        self._run(kernels.move(size), (grid[0], len(moves), grid[1]), parts, permit, step)
+
+    def _run(
+        self,
+        expression: str,
+        grid: tuple[int, int, int],
+        arguments: ctypes.Structure,
+        permit: driver.Permit | None,
+        step: int,
+        count: int = 0,
+        factor: float = 1.0,
+    ) -> None:
         found = self._launch(
             expression.encode(),
-            ctypes.c_uint(blocks),
-            ctypes.c_uint(threads),
-            ctypes.c_void_p(to),
-            addresses,
-            ctypes.c_int(len(sources)),
+            *map(ctypes.c_uint, grid),
+            ctypes.byref(arguments),
             ctypes.c_ulonglong(count),
             ctypes.c_double(factor),
+            driver.PermitWords(*(permit or self.allowed), step),
         )
         if not found:
             raise KeyError(expression)
@@ -66,7 +104,7 @@ class CudaOnCpu:
 def expressions() -> list[str]:
     """Every instantiation that some dtype and operator needs."""
     every = {
-        kernels.expression(dtype, op)
+        kernels.reduction(dtype, op)
         for dtype in DTYPES
         for op in ReduceOp.ALL
         if op.name in dtype.operators
@@ -95,7 +133,11 @@ def build(folder: Path) -> CudaOnCpu:
 def _source() -> str:
     lines = [f'#include "{_HEADER.name}"', "#include <cstring>", KERNELS.read_text(), _LAUNCH]
     lines += [
-        f'    if (std::strcmp(expression, "{name}") == 0) return run({name}), true;'
+        f'    if (std::strcmp(expression, "{name}") == 0) return reduces({name}), true;'
         for name in expressions()
+    ]
+    lines += [
+        f'    if (std::strcmp(expression, "{name}") == 0) return moves({name}), true;'
+        for name in map(kernels.move, (1, 2, 4, 8))
     ]
     return "\n".join([*lines, "    return false;", "}", ""])

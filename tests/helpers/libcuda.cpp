@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <set>
 #include <string>
 
 #ifndef CUDA_VERSION
@@ -41,6 +42,21 @@ using CUmodule = struct CUmod_st*;
 using CUfunction = struct CUfunc_st*;
 using cuuint32_t = std::uint32_t;
 using cuuint64_t = std::uint64_t;
+enum CUstreamBatchMemOpType {
+    CU_STREAM_MEM_OP_WAIT_VALUE_32 = 1,
+    CU_STREAM_MEM_OP_WRITE_VALUE_32 = 2,
+};
+union CUstreamBatchMemOpParams {
+    CUstreamBatchMemOpType operation;
+    struct {
+        CUstreamBatchMemOpType operation;
+        CUdeviceptr address;
+        cuuint32_t value;
+        unsigned int flags;
+        CUdeviceptr alias;
+    } waitValue, writeValue;
+    cuuint64_t pad[6];
+};
 #endif
 
 namespace {
@@ -59,6 +75,7 @@ unsigned long long blocks_ever = 0;
 int context = 0;
 thread_local bool entered = false;
 CUdeviceptr opened = 0;
+std::set<CUfunction> moving;  // the kernels that copy
 void* registered = nullptr;
 
 auto find(CUdeviceptr address) {
@@ -276,28 +293,76 @@ CUresult cuModuleLoadData(CUmodule* module, const void* image) {
 
 CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
     *function = reinterpret_cast<CUfunction>(module);
+    if (std::strstr(name, "move") != nullptr) moving.insert(*function);
     return std::strncmp(name, "_Z", 2) == 0 ? in_context(true) : CUDA_ERROR_NOT_FOUND;
 }
 
-// Whatever the kernel, it adds floats: all kernels take the same arguments.
+CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned int count,
+                               CUstreamBatchMemOpParams* operations, unsigned int flags) {
+    CUresult result = in_context(flags == 0);
+    for (unsigned int at = 0; at < count && result == CUDA_SUCCESS; ++at) {
+        const CUstreamBatchMemOpParams& one = operations[at];
+        if (one.operation == CU_STREAM_MEM_OP_WAIT_VALUE_32) {
+            result = cuStreamWaitValue32_v2(stream, one.waitValue.address, one.waitValue.value,
+                                            one.waitValue.flags);
+        } else if (one.operation == CU_STREAM_MEM_OP_WRITE_VALUE_32) {
+            result = cuStreamWriteValue32_v2(stream, one.writeValue.address, one.writeValue.value,
+                                             one.writeValue.flags);
+        } else {
+            result = CUDA_ERROR_INVALID_VALUE;
+        }
+    }
+    return result;
+}
+
+// The structures of reduce.cu. Kernels whose name has "move" copy words, and all others add floats.
+struct Permit {
+    void* cancelled;
+    void* skipped;
+    cuuint32_t step;
+};
+struct Operands {
+    float* source[64];
+    float* target[64];
+    int sources, targets;
+};
+struct Moves {
+    char* to[64];
+    char* from[64];
+    unsigned long long count[64];
+};
+
+static bool is_right(const void* given) {
+    const auto* permit = static_cast<const Permit*>(given);
+    return permit->cancelled == reinterpret_cast<void*>(0x1000) &&
+           permit->skipped == reinterpret_cast<void*>(0x2000) && permit->step == 5;
+}
+
 CUresult cuLaunchKernel(CUfunction function, unsigned int blocks_x, unsigned int blocks_y,
                         unsigned int blocks_z, unsigned int threads_x, unsigned int threads_y,
                         unsigned int threads_z, unsigned int shared_bytes, CUstream stream,
                         void** parameters, void** extra) {
     ++counter(stream)->count;
-    auto* to = *static_cast<float**>(parameters[0]);
-    auto** sources = static_cast<float**>(parameters[1]);
-    const int count_of_sources = *static_cast<int*>(parameters[2]);
-    const auto count = *static_cast<unsigned long long*>(parameters[3]);
-    const double factor = *static_cast<double*>(parameters[4]);
-    for (unsigned long long at = 0; at < count; ++at) {
-        float sum = 0;
-        for (int one = 0; one < count_of_sources; ++one) sum += sources[one][at];
-        to[at] = sum * static_cast<float>(factor);
+    bool right = function != nullptr && blocks_x > 0 && threads_x > 0 && blocks_z == 1 &&
+                 threads_y == 1 && threads_z == 1 && shared_bytes == 0 && extra == nullptr;
+    if (moving.count(function) == 1) {
+        const auto* all = static_cast<Moves*>(parameters[0]);
+        right &= is_right(parameters[1]);
+        for (unsigned int part = 0; right && part < blocks_y; ++part)
+            std::memcpy(all->to[part], all->from[part], 4 * all->count[part]);
+    } else {
+        const auto* all = static_cast<Operands*>(parameters[0]);
+        const auto count = *static_cast<unsigned long long*>(parameters[1]);
+        const double factor = *static_cast<double*>(parameters[2]);
+        right &= blocks_y == 1 && is_right(parameters[3]);
+        for (unsigned long long at = 0; right && at < count; ++at) {
+            float sum = 0;
+            for (int one = 0; one < all->sources; ++one) sum += all->source[one][at];
+            for (int one = 0; one < all->targets; ++one)
+                all->target[one][at] = sum * static_cast<float>(factor);
+        }
     }
-    return in_context(function != nullptr && blocks_x > 0 && threads_x > 0 && blocks_y == 1 &&
-                      blocks_z == 1 && threads_y == 1 && threads_z == 1 && shared_bytes == 0 &&
-                      extra == nullptr);
+    return in_context(right);
 }
 
 // The bindings ask by this for every function that they know, and get its newest form. They refuse

@@ -8,6 +8,7 @@ knows tensor kinds, and looks only at frameworks that the user has already impor
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 import threading
 import warnings
@@ -475,17 +476,29 @@ def move_to_host(buffer: Buffer) -> bool:
 def device_index(buffer: Buffer) -> int:
     """The number of the GPU that the memory is on, in this process."""
     owner: Any = buffer.owner
-    if _kind(owner) == "cupy":
+    if _is_cupy(owner):
         return int(owner.device.id)
-    return int(owner.device.index)
+    return int(owner.get_device())
 
 
 def current_stream(buffer: Buffer) -> int:
     """The stream in which the caller's framework works now, on the GPU of this buffer."""
     owner: Any = buffer.owner
-    if _kind(owner) == "cupy":
+    if _is_cupy(owner):
         return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
-    return int(sys.modules["torch"].cuda.current_stream(owner.device).cuda_stream)
+    return _torch_stream()(owner.get_device())
+
+
+def _is_cupy(owner: object) -> bool:
+    return (_VIEWERS.get(type(owner)) or _find_viewer(owner)) is _view_cupy
+
+
+@functools.cache
+def _torch_stream() -> Callable[[int], int]:
+    """How torch tells the current stream of a GPU: without an object for it, where it can."""
+    torch = sys.modules["torch"]
+    raw: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return raw or (lambda index: int(torch.cuda.current_stream(index).cuda_stream))
 
 
 def _view_by_array(tensor: Any) -> Buffer:

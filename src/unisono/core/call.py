@@ -108,6 +108,8 @@ class Call(NamedTuple):
             words.append(self.op.text)
         if self.root is not None:
             words.append(f"root {self.root}")
+        if self.tag:
+            words.append(f"tag {self.tag}")
         if self.backward:
             words.append("(backward)")
         return " ".join(words)

@@ -1,16 +1,17 @@
-"""What the hosts tell each other before each call: what they call, and the memory that they lend.
+"""What the hosts tell each other before each call: what they call, and where their memory is.
 
 Ranks compare their calls, so that all get an error or none does. This takes most of the time of a
-short call. So what was encoded or decoded once is remembered, and one exchange of shared memory has
-everything: the description of the call, the exports of source and result, and blocks that were
-freed since.
+short call. So one exchange of shared memory has everything: the description of the call, the
+exports of source and destination, and blocks that were freed since. And what ranks have agreed on
+once is remembered, with what the leader launches for it: if all say the same again, that is all
+there is to do.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Hashable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,48 +20,66 @@ from unisono.core.call import Call
 from unisono.engines.common import consistency
 from unisono.engines.common.inner_calls import inner_caller
 from unisono.engines.common.reductions import Array
-from unisono.engines.cuda.collectives import Lending
+from unisono.engines.cuda.collectives import Places, launches, work
 from unisono.engines.cuda.gpu.device import Device
-from unisono.engines.cuda.gpu.sharing import EXPORT_BYTES
+from unisono.engines.cuda.gpu.driver import Launch
+from unisono.engines.cuda.gpu.sharing import EXPORT_BYTES, NOTHING, Export
+from unisono.engines.cuda.signals import LEADER, Signals
 from unisono.engines.shm.engine import ShmEngine
 
-__all__ = ["Agreement"]
+__all__ = ["Agreement", "Lending"]
 
 _FREED = struct.Struct("<4Q")  # numbers of blocks; 0 for none
 _NONE_FREED = bytes(_FREED.size)
+_NO_EXPORT = NOTHING.encoded()
 _REMEMBERED = 1024  # of each kind
 
-_Key = TypeVar("_Key", bound=Hashable)
-_Value = TypeVar("_Value")
+
+class Lending(NamedTuple):
+    """The memory of one rank in a call: where it has it itself, and what the leader opens."""
+
+    places: Places
+    source: Export | None
+    destination: Export | None
 
 
 class Agreement:
     """One rank's side, in one group."""
 
-    def __init__(self, host: ShmEngine, device: Device, processes: Sequence[int]) -> None:
+    def __init__(
+        self, host: ShmEngine, device: Device, signals: Signals, processes: Sequence[int]
+    ) -> None:
         self._host = host
         self._device = device
+        self._signals = signals
         self._processes = processes
         self._told = 0  # how many of the freed blocks the others know of
         self._descriptions: dict[tuple[object, ...], bytes] = {}
-        self._lendings: dict[bytes, Lending] = {}
+        self._agreed: dict[tuple[bytes, Places], list[Launch]] = {}
         described = consistency.Descriptor("", "", "", 0, False, "").encoded()
         self._compared = len(described) - consistency.SITE_BYTES
         self._edges = np.cumsum([len(described), 2 * EXPORT_BYTES, _FREED.size]).tolist()
         # The memory of the exchange, the same each time.
-        self._own = np.empty(self._edges[-1], np.uint8)
+        self._own = np.zeros(self._edges[-1], np.uint8)
         self._all = np.empty((host.size, self._edges[-1]), np.uint8)
-        self._views = view(self._own), view(self._all.reshape(-1))
+        self._exchange = host.exchange_of(view(self._own), view(self._all.reshape(-1)))
+        self._mine = b""
 
-    def reach(self, call: Call, lending: Lending) -> tuple[list[Lending], Array | None]:
-        """What all ranks lend, and how much each sends to each if that differs.
+    def reach(self, call: Call, lending: Lending) -> list[Launch]:
+        """What to launch, if this is the leader.
 
         Raises a mismatch, on all ranks, if they do not call the same.
         """
-        mine = self._description(call) + lending.encoded() + self._freed()
-        self._own[:] = np.frombuffer(mine, np.uint8)
-        caller = inner_caller(self._host, call.timeout, site=call.site)
-        self._host.all_gather(Call.all_gather(caller, *self._views))
+        exports = [_NO_EXPORT if one is None else one.encoded() for one in lending[1:]]
+        mine = b"".join((self._description(call), *exports, self._freed()))
+        if mine != self._mine:
+            self._own[:] = np.frombuffer(mine, np.uint8)
+            self._mine = mine
+        self._exchange(call.timeout)
+        key = self._all.tobytes(), lending.places
+        agreed = self._agreed.get(key)
+        if agreed is not None:
+            return agreed
         rows = [row.tobytes() for row in self._all]
         counts = self._compare(call, mine, rows)
         start, middle, end = self._edges
@@ -68,7 +87,24 @@ class Agreement:
             if row[middle:end] != _NONE_FREED:
                 for number in _FREED.unpack(row[middle:end]):
                     self._device.imports.close(process, number)
-        return [self._lending(row[start:middle]) for row in rows], counts
+        todo: list[Launch] = []
+        if self._host.rank == LEADER:
+            places = [self._open(row[start:middle]) for row in rows]
+            places[LEADER] = lending.places
+            sends = None if counts is None else counts[:, 0]
+            moves = work(call, places, sends)
+            todo = launches(self._device.driver, call, moves, self._signals.permit)
+        # Counts that differ are not in the rows.
+        if counts is None and all(row[middle:end] == _NONE_FREED for row in rows):
+            if len(self._agreed) >= _REMEMBERED:
+                self._agreed.clear()
+            self._agreed[key] = todo
+        return todo
+
+    def _open(self, data: bytes) -> Places:
+        """Where the memory of another rank is here."""
+        exports = Export.decoded(data[:EXPORT_BYTES]), Export.decoded(data[EXPORT_BYTES:])
+        return Places(*(self._device.imports.open(one) if one.process else 0 for one in exports))
 
     def _compare(self, call: Call, mine: bytes, rows: list[bytes]) -> Array | None:
         length = self._compared
@@ -86,7 +122,7 @@ class Agreement:
             consistency.Descriptor.decoded(np.frombuffer(row[:end], np.uint8)) for row in rows
         ]
         consistency.compare(call.number, descriptors, counts if call.sends else None)
-        return None if table is None else table[:, 0]
+        return table
 
     def _all_counts(self, call: Call) -> Array:
         own = np.array([call.sends, call.receives], np.int64)
@@ -108,12 +144,13 @@ class Agreement:
             call.backward,
             call.site,
         )
-        return _remembered(
-            self._descriptions, key, lambda: consistency.Descriptor.of(call).encoded().tobytes()
-        )
-
-    def _lending(self, data: bytes) -> Lending:
-        return _remembered(self._lendings, data, lambda: Lending.decoded(data))
+        found = self._descriptions.get(key)
+        if found is None:
+            if len(self._descriptions) >= _REMEMBERED:
+                self._descriptions.clear()
+            found = consistency.Descriptor.of(call).encoded().tobytes()
+            self._descriptions[key] = found
+        return found
 
     def _freed(self) -> bytes:
         """The next blocks to tell the others of."""
@@ -123,12 +160,3 @@ class Agreement:
         numbers = freed[self._told : self._told + 4]
         self._told += len(numbers)
         return _FREED.pack(*numbers, *[0] * (4 - len(numbers)))
-
-
-def _remembered(known: dict[_Key, _Value], key: _Key, make: Callable[[], _Value]) -> _Value:
-    found = known.get(key)
-    if found is None:
-        if len(known) >= _REMEMBERED:
-            known.clear()
-        found = known[key] = make()
-    return found

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import struct
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 
-from unisono.core.buffers import view
+from unisono.core.buffers import Buffer, view
 from unisono.core.call import Call
 from unisono.core.engine import DRAIN_SECONDS, Work
 from unisono.engines.common.inner_calls import inner_caller
-from unisono.engines.cuda.agreement import Agreement
-from unisono.engines.cuda.collectives import COLLECTIVES, STEPS, Pass
+from unisono.engines.cuda.agreement import Agreement, Lending
+from unisono.engines.cuda.collectives import Places
 from unisono.engines.cuda.gpu.device import Device, Moment
-from unisono.engines.cuda.gpu.kernels import MAX_SOURCES
+from unisono.engines.cuda.gpu.driver import Launch
+from unisono.engines.cuda.gpu.kernels import MAX_RANKS
+from unisono.engines.cuda.gpu.sharing import Export
 from unisono.engines.cuda.scratch import Scratch
-from unisono.engines.cuda.signals import BLOCK_BYTES, Block, Signals
+from unisono.engines.cuda.signals import BLOCK_BYTES, LEADER, Block, Signals
 from unisono.engines.cuda.watchdog import Followed, Watchdog
 from unisono.engines.shm.engine import ShmEngine
-from unisono.errors import MismatchError, PeerLost, UnisonoError, Unsupported
+from unisono.errors import CommTimeout, MismatchError, PeerLost, UnisonoError, Unsupported
 
-__all__ = ["Connection", "Meeting"]
+__all__ = ["Connection", "Meeting", "Step"]
+
+#: How long a rank that has given up waits for work of the leader that has begun: kernels are short.
+_WORK_SECONDS = 1.0
 
 _GREETING = struct.Struct("<32sQQ")  # the GPU, the process, the place of its block of words
 
@@ -35,7 +41,7 @@ class Meeting:
     """
 
     def __init__(self, host: ShmEngine, device: Device, watchdog: Watchdog, timeout: float) -> None:
-        if host.size > MAX_SOURCES:
+        if host.size > MAX_RANKS:
             raise Unsupported(f"{host.size} ranks share a GPU; engine 'cuda' has up to 64")
         self._host = host
         self._device = device
@@ -74,6 +80,38 @@ class Meeting:
             self._connection.close()
 
 
+class Step:
+    """A call of the group in a stream; it has come to its end when the stream has passed it."""
+
+    __slots__ = ("_connection", "_failure", "_has_passed", "number")
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self._connection = connection
+        self._has_passed = connection.signals.has_passed
+        self.number = number
+        self._failure: UnisonoError | None = None
+
+    def has_come(self) -> bool:
+        """Whether the stream has passed it."""
+        return self._has_passed(self.number)
+
+    def delay(self, stream: int) -> None:
+        """Let another stream go on only after it; from any thread."""
+        self._connection.device.driver.enter()
+        self._connection.signals.delay(stream, self.number)
+
+    @property
+    def failure(self) -> UnisonoError | None:
+        """Why what the call has written is not the result."""
+        if self._failure is None and self.has_come():
+            self._failure = self._connection.why_skipped(self.number)
+        return self._failure
+
+    @failure.setter
+    def failure(self, error: UnisonoError | None) -> None:
+        self._failure = error
+
+
 class Connection:
     """One rank's part of a group on the GPU."""
 
@@ -92,85 +130,148 @@ class Connection:
         for process in processes:
             device.imports.join(process)
         blocks = [Block(device.driver, host.map_block(place, BLOCK_BYTES)) for place in places]
-        self._signals = Signals(blocks, host.rank)
-        self._scratch = Scratch(device, self._signals)
-        self._agreement = Agreement(self._host, device, processes)
+        self.signals = Signals(device.driver, blocks, host.rank)
+        self._sources, self._results = Scratch(device), Scratch(device)
+        self._agreement = Agreement(self._host, device, self.signals, processes)
         self._watchdog = watchdog
         self._steps = 0
-        self._underway: list[Moment] = []  # ends of calls, in order; the last one stays here
+        self._underway: deque[Step] = deque()
         self._failure: UnisonoError | None = None
+        self._gave_up = 0.0  # when
 
-    def run(self, call: Call, stream: int, after: Moment | None = None) -> Moment:
+    def run(self, call: Call, stream: int, after: Moment | None = None) -> Step:
         """Put a call into a stream, and return when the hosts have met: not when it has run."""
         if self._failure is not None:
             raise self._failure
-        for moment in (after, *self._underway[-1:]):
-            if moment is not None:
-                moment.delay(stream)
-        rank, size = self._host.rank, self._host.size
-        way = Pass(self.device, self._signals, self._scratch, rank, size, stream, self._steps)
-        self._steps += STEPS
+        if after is not None:
+            after.delay(stream)
+        lending = self._lend(call)
         try:
-            lending = way.lend(call)
-            if size > 1:
-                way.lendings, way.counts = self._agreement.reach(call, lending)
-            COLLECTIVES[call.verb](way, call)
+            launches = self._agreement.reach(call, lending)
+            self._steps += 1
+            self._put(call, lending.places, launches, stream)
         except MismatchError:
-            self._scratch.lend((), 0)  # nobody reads it, but the stream may still copy there
-            self._follow(stream, call)
             raise
         except UnisonoError as error:
             self._give_up(error)
             raise
-        return self._follow(stream, call)
+        return self._follow(call)
 
-    def _follow(self, stream: int, call: Call) -> Moment:
-        """Look after a call, and keep its memory, until the stream is here."""
-        end = Moment(self.device, stream)
-        end.failure = self._failure
-        self._underway = [one for one in self._underway if not one.has_come()]
-        self._underway.append(end)
-        self._watchdog.follow(
-            Followed(end, call.timeout, str(call), self._find_fault, self._give_up, call)
-        )
-        return end
+    def _lend(self, call: Call) -> Lending:
+        """Say where the leader finds this rank's memory: where the caller has it, or in scratch."""
+        source, destination = call.source, call.destination
+        in_place = source and destination and source.address == destination.address
+        # Parts move within the memory then; elsewhere each is read where its result goes.
+        aside = bool(in_place) and call.verb == "all_to_all"
+        start, given = self._place(source, self._sources, aside)
+        if in_place and not aside and call.src.nbytes == call.dst.nbytes:
+            return Lending(Places(start, start), given, given)
+        to, taken = self._place(destination, self._results)
+        return Lending(Places(start, to), given, taken)
+
+    def _place(
+        self, buffer: Buffer | None, scratch: Scratch, aside: bool = False
+    ) -> tuple[int, Export | None]:
+        """Where the memory of a buffer is for the leader, which needs no export of its own."""
+        if buffer is None or not buffer.nbytes:
+            return 0, None
+        if not aside:
+            if self._host.rank == LEADER:
+                return buffer.address, None
+            export = self.device.exports.find(buffer.address)
+            if export is not None:
+                return buffer.address, export
+        address, export = scratch.take(buffer.nbytes)
+        return address, None if self._host.rank == LEADER else export
+
+    def _put(self, call: Call, places: Places, launches: Sequence[Launch], stream: int) -> None:
+        source, destination = call.source, call.destination
+        # What is copied to scratch and back.
+        given = source if source is not None and places.source != source.address else None
+        got = None
+        if destination is not None and places.destination != destination.address:
+            got = destination
+        copy = self.device.driver.copy
+        if given is not None and given.nbytes:
+            self.signals.delay(stream, self._steps - 1)
+            copy(places.source, given.address, given.nbytes, stream)
+        if self._host.rank == LEADER:
+            self.signals.begin(stream, self._steps)
+            for launch in launches:
+                launch.run(stream, self._steps)
+            self.signals.end(stream, self._steps)
+        elif got is not None and got.nbytes:
+            self.signals.begin(stream, self._steps)
+            copy(got.address, places.destination, got.nbytes, stream)
+            self.signals.end(stream, self._steps)
+        else:
+            self.signals.take_part(stream, self._steps)
+
+    def _follow(self, call: Call) -> Step:
+        """Look after a call, and keep its memory, until the stream has passed it."""
+        step = Step(self, self._steps)
+        while self._underway and self._underway[0].has_come():
+            self._underway.popleft()
+        self._underway.append(step)
+        self._watchdog.follow(Followed(step, call, self._find_fault, self._give_up))
+        return step
 
     def close(self) -> None:
         """Leave the group: let its calls end, or give them up."""
         self.device.driver.enter()
-        stream = self.device.take_stream()
-        for moment in self._underway[-1:]:
-            moment.delay(stream)
-        self._scratch.await_readers(stream)
-        end = self._follow(stream, Call.barrier(inner_caller(self._host, DRAIN_SECONDS)))
-        until = time.monotonic() + 2 * DRAIN_SECONDS  # the watchdog gives it up meanwhile
-        while not end.has_come() and time.monotonic() < until:
+        until = time.monotonic() + DRAIN_SECONDS
+        while self._is_underway() and time.monotonic() < until:
             time.sleep(1e-4)
-        self.device.give_stream(stream, end)
-        self._scratch.close()
-        self._signals.close()
+        if self._is_underway():
+            self._give_up(CommTimeout("the group was closed before the call had ended"))
+            until = time.monotonic() + DRAIN_SECONDS  # the watchdog releases it meanwhile
+            while self._is_underway() and time.monotonic() < until:
+                time.sleep(1e-4)
+        self._sources.close()
+        self._results.close()
+        self.signals.close()
         for process in self._processes:
             self.device.imports.leave(process)
         self._host.close()
 
+    def _is_underway(self) -> bool:
+        return bool(self._underway) and not self._underway[-1].has_come()
+
     # ---- faults ----
+
+    def why_skipped(self, number: int) -> UnisonoError | None:
+        """The error of a call that the leader has not worked on; None if it has."""
+        if not self.signals.was_skipped(number):
+            return None
+        if self._failure is None:
+            self._failure = self._find_fault() or PeerLost("a rank has given the group up")
+        return self._failure
 
     def _find_fault(self) -> UnisonoError | None:
         lost = self._host.lost_ranks()
         if lost:
             texts = ", ".join(f"rank {rank} {reason}" for rank, reason in lost.items())
             return PeerLost(f"{texts} before all ranks had ended the call", sorted(lost))
-        ranks = self._signals.given_up()
+        ranks = self.signals.given_up()
         if ranks:
             return PeerLost(f"ranks {ranks} have given the group up", ranks)
         return None
 
     def _give_up(self, error: UnisonoError) -> None:
-        """Let streams go on that wait for other ranks; no call of this group has a result now."""
-        if self._failure is None:
-            self._failure = error
-        for moment in self._underway:
-            if moment.failure is None and not moment.has_come():
-                moment.failure = error
-        self._signals.give_up()
-        self._signals.release(self._steps)
+        """Let streams go on that wait for other ranks; no call of this group has a result now.
+
+        The watchdog calls it again and again until they have.
+        """
+        if not self._gave_up:
+            self._failure = self._failure or error
+            self._gave_up = time.monotonic()
+            for step in self._underway:
+                if not step.has_come():
+                    step.failure = self._failure
+            self.signals.give_up()
+            # Not released yet: the leader may see that too late, and then it says that it works.
+            return
+        working = self._host.rank != LEADER and self.signals.is_worked_on()
+        waited = time.monotonic() - self._gave_up > _WORK_SECONDS
+        if not working or waited or LEADER in self._host.lost_ranks():
+            self.signals.release(self._steps)

@@ -22,7 +22,7 @@ from unisono.core.environment import Launch
 from unisono.core.groups import Group
 from unisono.core.trace import RankReport
 from unisono.engines.common.executor import SerialExecutor
-from unisono.engines.cuda.connection import Meeting
+from unisono.engines.cuda.connection import Meeting, Step
 from unisono.engines.cuda.gpu import driver
 from unisono.engines.cuda.gpu.device import Device, Moment, device_at
 from unisono.engines.cuda.messages import Messages
@@ -118,6 +118,7 @@ class CudaEngine(Engine):
         work = CudaWork(lambda: buffers.current_stream(buffer))
 
         def task() -> None:
+            device.driver.enter()  # this is another thread
             own = device.take_stream()
             end = _run(meeting, device, call, own, after)
             device.give_stream(own, end)
@@ -215,6 +216,6 @@ class CudaEngine(Engine):
 
 def _run(
     meeting: Meeting, device: Device, call: Call, stream: int, after: Moment | None = None
-) -> Moment:
+) -> Step:
     device.driver.enter()  # perhaps in another thread than the caller's
     return meeting.connection().run(call, stream, after)

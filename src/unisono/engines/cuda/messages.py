@@ -225,11 +225,7 @@ class Messages:
         def release(error: UnisonoError) -> None:
             signal.release(awaited)
 
-        self._watchdogs(device).follow(
-            Followed(
-                end, call.timeout, f"{call.verb} with tag {call.tag}", find_fault, release, call
-            )
-        )
+        self._watchdogs(device).follow(Followed(end, call, find_fault, release))
 
 
 class _Received(Work):

@@ -1,73 +1,43 @@
-"""Device memory of one rank in one group, from which the others read what it has put there.
+"""Device memory of one rank in one group, for tensors whose own memory the leader cannot reach.
 
-There are two places, used in turn. So the next call need not wait until everybody has read this
-one's, as it would in memory of the caller's: whoever uses a place again waits for its last readers.
+A place is free again when the call that used it has passed, and the calls of a group follow one
+another in its streams, so there is one place for sources and one for results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from unisono.engines.cuda.gpu.device import Device
 from unisono.engines.cuda.gpu.sharing import Export
-from unisono.engines.cuda.signals import Signals
 
 __all__ = ["Scratch"]
 
 _SMALLEST = 1 << 20
 
 
-class _Place:
-    def __init__(self) -> None:
-        self.address = 0
-        self.nbytes = 0
-        self.export: Export | None = None
-        self.readers: Sequence[int] = ()
-        self.step = 0
-
-
 class Scratch:
-    """The places of one rank."""
+    """One place, which grows."""
 
-    def __init__(self, device: Device, signals: Signals) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
-        self._signals = signals
-        self._places = (_Place(), _Place())
-        self._turn = 0
-        self._taken: list[_Place] = []
-        self._outgrown: list[int] = []  # peers may still read them
+        self._address = 0
+        self._nbytes = 0
+        self._outgrown: list[int] = []  # calls under way may still use them
 
-    def take(self, nbytes: int, stream: int) -> tuple[int, Export]:
-        """Memory to write in this stream, and what others open it by; `lend` names its readers."""
-        self._turn = 1 - self._turn
-        place = self._places[self._turn]
-        self._signals.delay(stream, place.readers, place.step)
-        place.readers = ()
-        self._taken.append(place)
-        if place.nbytes < nbytes:
-            if place.address:
-                self._outgrown.append(place.address)
-            place.nbytes = max(_SMALLEST, 1 << (nbytes - 1).bit_length())
-            place.address = self._device.driver.allocate(place.nbytes)
-            place.export = self._device.exports.find(place.address)
-        assert place.export is not None  # what we allocate can be shared
-        return place.address, place.export
-
-    def lend(self, readers: Sequence[int], step: int) -> None:
-        """Say who reads what this call has taken, and the step that each reaches afterwards."""
-        for place in self._taken:
-            place.readers, place.step = readers, step
-        self._taken.clear()
-
-    def await_readers(self, stream: int) -> None:
-        """Let the stream wait until nobody reads here any more."""
-        for place in self._places:
-            self._signals.delay(stream, place.readers, place.step)
+    def take(self, nbytes: int) -> tuple[int, Export]:
+        """Memory for one call, and what the leader opens it by."""
+        if self._nbytes < nbytes:
+            if self._address:
+                self._outgrown.append(self._address)
+            self._nbytes = max(_SMALLEST, 1 << (nbytes - 1).bit_length())
+            self._address = self._device.driver.allocate(self._nbytes)
+        export = self._device.exports.find(self._address)
+        assert export is not None  # what we allocate can be shared
+        return self._address, export
 
     def close(self) -> None:
-        """Free the memory; the group is over."""
-        for address in (*self._outgrown, *(place.address for place in self._places)):
+        """Free the memory; no stream uses it any more."""
+        for address in (*self._outgrown, self._address):
             if address:
                 self._device.driver.free(address)
         self._outgrown.clear()
-        self._places = (_Place(), _Place())
+        self._address = self._nbytes = 0

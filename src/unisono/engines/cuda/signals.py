@@ -5,31 +5,51 @@ waits for a word of its own block only, and the streams of the others write it. 
 is gone writes the word itself, and its stream goes on: CUDA's own events, which are shared between
 processes, cannot be made to happen by anybody but their owner. Nothing on the GPU spins meanwhile.
 
-Words count up and wrap around: one has reached a value if it is that value or up to 2^31 past it,
-for the driver as for us. A block, in words of 32 bits:
+Calls of a group have steps, which count up. Within a step each rank says that it is ready, and the
+leader, rank 0, that it has begun and then that all is done:
 
-    0 .. 63      how far each rank is in this group
-    64           not 0 if this rank has given the group up
+    leader's stream                           stream of another rank
+    wait until all are READY                  write READY, in the leader's block
+    write BEGUN                               wait until its DONE
+    work on the memory of all ranks
+    write DONE, in the block of each rank
+    write PASSED                              write PASSED
+
+A rank that gives the group up sets CANCELLED in the leader's block, where each launch looks before
+it writes. If BEGUN was not written by then, no launch of this step writes any more; else the rank
+waits for DONE before its memory is used again.
+
+Words wrap around: one has reached a value if it is that value or up to 2^31 past it, for the driver
+as for us. A block, in words of 32 bits:
+
+    0 .. 63      READY of each rank, in the block of the leader
+    64           GIVEN_UP: not 0 if this rank has given the group up
+    65           DONE
+    66           PASSED: the stream of this rank needs nothing of the step any more
+    67 .. 69     BEGUN, CANCELLED and SKIPPED, in the block of the leader; see Permit in reduce.cu
     128 ..       slots for messages that this rank has sent, see messages.py: ready, taken, refused
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from unisono.engines.cuda.gpu.driver import Driver
-from unisono.engines.cuda.gpu.kernels import MAX_SOURCES
+from unisono.engines.cuda.gpu.driver import Driver, Operation, Permit
+from unisono.engines.cuda.gpu.kernels import MAX_RANKS
 
 if TYPE_CHECKING:
     from unisono._native import SharedBlock
 
-__all__ = ["BLOCK_BYTES", "SLOTS", "Block", "Signals", "slot_word"]
+__all__ = ["BLOCK_BYTES", "LEADER", "SLOTS", "Block", "Signals", "slot_word"]
+
+#: The rank that works for all.
+LEADER = 0
 
 BLOCK_BYTES = 16384
-_GIVEN_UP = MAX_SOURCES
-_FIRST_SLOT = 2 * MAX_SOURCES
+_GIVEN_UP, _DONE, _PASSED, _BEGUN, _CANCELLED, _SKIPPED = range(MAX_RANKS, MAX_RANKS + 6)
+_FIRST_SLOT = 2 * MAX_RANKS
 _SLOT_WORDS = 4
 #: Messages of one rank that may be under way.
 SLOTS = (BLOCK_BYTES // 4 - _FIRST_SLOT) // _SLOT_WORDS
@@ -43,20 +63,28 @@ class Block:
         self._driver = driver
         self._memory = memory  # keeps it mapped
         self.words = (ctypes.c_uint32 * (BLOCK_BYTES // 4)).from_address(memory.address)
-        self._on_device = driver.register_host(memory.address, BLOCK_BYTES)
+        self._on_device = 0  # not yet
 
     def close(self) -> None:
         """Let streams forget it; from any thread."""
-        self._driver.enter()
-        self._driver.unregister_host(self._memory.address)
+        if self._on_device:
+            self._driver.enter()
+            self._driver.unregister_host(self._memory.address)
+            self._on_device = 0
+
+    def address_of(self, word: int) -> int:
+        """Where streams and kernels find a word."""
+        if not self._on_device:
+            self._on_device = self._driver.register_host(self._memory.address, BLOCK_BYTES)
+        return self._on_device + 4 * word
 
     def write_later(self, stream: int, word: int, value: int) -> None:
         """Let a stream write a word."""
-        self._driver.write_word(stream, self._on_device + 4 * word, value % _WRAP)
+        self._driver.write_word(stream, self.address_of(word), value % _WRAP)
 
     def delay(self, stream: int, word: int, value: int) -> None:
         """Let a stream wait until a word has reached a value."""
-        self._driver.wait_word(stream, self._on_device + 4 * word, value % _WRAP)
+        self._driver.wait_word(stream, self.address_of(word), value % _WRAP)
 
     def reached(self, word: int, value: int) -> bool:
         """Whether a word has reached a value."""
@@ -71,42 +99,89 @@ class Block:
 class Signals:
     """The words of one group, as this rank uses them."""
 
-    def __init__(self, blocks: Sequence[Block], rank: int) -> None:
+    def __init__(self, driver: Driver, blocks: Sequence[Block], rank: int) -> None:
         self._blocks = blocks
         self._rank = rank
-        self._own = blocks[rank]
+        self._own, self._leader = blocks[rank], blocks[LEADER]
+        self._words = self._own.words
+        self._others = [other for other in range(len(blocks)) if other != rank]
+
+        def wait(word: int, late: int = 0) -> Operation:
+            return Operation(True, self._own.address_of(word), -late)
+
+        def write(block: Block, word: int) -> Operation:
+            return Operation(False, block.address_of(word), 0)
+
+        # A call may be in another stream than the one before.
+        in_turn = wait(_PASSED, late=1)
+        if rank == LEADER:
+            ready = [wait(other) for other in self._others]
+            self._begin = driver.batch([in_turn, *ready, write(self._own, _BEGUN)])
+            done = [write(blocks[other], _DONE) for other in self._others]
+            self._end = driver.batch([*done, write(self._own, _PASSED)])
+            self.permit = Permit(self._own.address_of(_CANCELLED), self._own.address_of(_SKIPPED))
+        else:
+            self._begin = driver.batch([in_turn, write(self._leader, rank), wait(_DONE)])
+            self._end = driver.batch([write(self._own, _PASSED)])
+            self._whole = driver.batch(
+                [in_turn, write(self._leader, rank), wait(_DONE), write(self._own, _PASSED)]
+            )
 
     def close(self) -> None:
         """Let streams forget the words."""
         for block in self._blocks:
             block.close()
 
-    def announce(self, stream: int, ranks: Iterable[int], step: int) -> None:
-        """Let the stream tell these ranks that this one has come to `step`."""
-        for rank in ranks:
-            self._blocks[rank].write_later(stream, self._rank, step)
+    # ---- what streams do ----
 
-    def delay(self, stream: int, ranks: Iterable[int], step: int) -> None:
-        """Let the stream wait until these ranks have come to `step`."""
-        for rank in ranks:
-            self._own.delay(stream, rank, step)
+    def begin(self, stream: int, step: int) -> None:
+        """Leader: let the stream wait until all ranks are ready. Others: until all is done."""
+        self._begin.run(stream, step % _WRAP)
 
-    def release(self, step: int) -> None:
-        """Let no stream of this rank wait any longer for a step up to this one."""
-        for rank in range(len(self._blocks)):
-            self._own.release(rank, step)
+    def end(self, stream: int, step: int) -> None:
+        """Let the stream say that it has passed the step, and the leader's that all is done."""
+        self._end.run(stream, step % _WRAP)
+
+    def take_part(self, stream: int, step: int) -> None:
+        """Not for the leader: both in one."""
+        self._whole.run(stream, step % _WRAP)
+
+    def delay(self, stream: int, step: int) -> None:
+        """Let another stream of this rank wait until a step has passed."""
+        self._own.delay(stream, _PASSED, step)
+
+    # ---- what hosts ask and do ----
+
+    def has_passed(self, step: int) -> bool:
+        """Whether this rank's stream needs nothing of a step any more."""
+        return (self._words[_PASSED] - step) % _WRAP < _WRAP // 2  # asked in every call
+
+    def was_skipped(self, step: int) -> bool:
+        """Whether the leader has not worked in this step, because the group was given up."""
+        first = self._leader.words[_SKIPPED]
+        return first != 0 and (step - first) % _WRAP < _WRAP // 2
+
+    def is_worked_on(self) -> bool:
+        """Whether the leader may be working on a step that is not done for this rank."""
+        begun, done = self._leader.words[_BEGUN], self._own.words[_DONE]
+        return 0 < (begun - done) % _WRAP < _WRAP // 2
 
     def give_up(self) -> None:
-        """Tell all that this rank does not go on in this group."""
+        """Tell all that this rank does not go on in this group; no launch writes any more."""
+        self._leader.words[_CANCELLED] = 1
         self._own.words[_GIVEN_UP] = 1
 
     def given_up(self) -> list[int]:
         """The other ranks that have given the group up."""
-        return [
-            rank
-            for rank, block in enumerate(self._blocks)
-            if rank != self._rank and block.words[_GIVEN_UP]
-        ]
+        return [rank for rank in self._others if self._blocks[rank].words[_GIVEN_UP]]
+
+    def release(self, step: int) -> None:
+        """Let no stream of this rank wait any longer for others, up to this step."""
+        if self._rank == LEADER:
+            for rank in self._others:
+                self._own.release(rank, step)
+        else:
+            self._own.release(_DONE, step)
 
 
 def slot_word(slot: int, place: int) -> int:

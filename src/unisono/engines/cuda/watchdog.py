@@ -10,9 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from unisono.engines.cuda.gpu.device import Device, Moment
+from unisono.core.call import Call
+from unisono.engines.cuda.gpu.device import Device, End
 from unisono.errors import CommTimeout, UnisonoError
 
 __all__ = ["Followed", "Watchdog"]
@@ -22,20 +22,26 @@ _SEARCH_SECONDS = 0.1  # between two looks at the other ranks
 _IDLE_SECONDS = 1.0  # that the thread stays without calls
 
 
-@dataclass(eq=False)
 class Followed:
-    """A call that is in a stream."""
+    """A call that is in a stream; keeps the memory of the call."""
 
-    end: Moment
-    timeout: float
-    what: str
-    #: The error of a call that cannot end any more.
-    find_fault: Callable[[], UnisonoError | None]
-    #: Lets the stream go on after such an error; called again until it has.
-    release: Callable[[UnisonoError], None]
-    #: The memory of the call.
-    kept: object = None
-    began: float = field(default_factory=time.monotonic)
+    __slots__ = ("began", "call", "end", "find_fault", "is_reported", "release")
+
+    def __init__(
+        self,
+        end: End,
+        call: Call,
+        find_fault: Callable[[], UnisonoError | None],
+        release: Callable[[UnisonoError], None],
+    ) -> None:
+        self.end = end
+        self.call = call
+        #: The error of a call that cannot end any more.
+        self.find_fault = find_fault
+        #: Lets the stream go on after such an error; called again until it has.
+        self.release = release
+        self.began = time.monotonic()
+        self.is_reported = False
 
 
 class Watchdog:
@@ -43,58 +49,79 @@ class Watchdog:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._calls: list[Followed] = []
         self._watching = False
 
     def follow(self, call: Followed) -> None:
         """Follow a call until its end has come."""
-        with self._changed:
-            self._drop_ended()
+        with self._lock:
+            if self._calls and self._calls[0].end.has_come():
+                self._drop_ended()  # soon, because it frees memory
             self._calls.append(call)
-            self._changed.notify_all()
             if not self._watching:
                 self._watching = True
                 threading.Thread(target=self._watch, name="unisono cuda", daemon=True).start()
 
     def _drop_ended(self) -> None:
-        self._calls = [call for call in self._calls if not call.end.has_come()]
+        left = []
+        for call in self._calls:
+            if not call.end.has_come():
+                left.append(call)
+            elif call.end.failure is not None:
+                _report(call, call.end.failure)
+        self._calls = left
 
     def _watch(self) -> None:
         self._device.driver.enter()
         searched = 0.0
+        ended = time.monotonic()
         while True:
-            with self._changed:
+            now = time.monotonic()
+            with self._lock:
                 self._drop_ended()
-                if not self._calls and not self._changed.wait_for(
-                    lambda: bool(self._calls), _IDLE_SECONDS
-                ):
+                calls = list(self._calls)
+                if calls:
+                    ended = now
+                elif now - ended > _IDLE_SECONDS:
                     self._watching = False
                     return
-                calls = list(self._calls)
-            now = time.monotonic()
             search = now - searched > _SEARCH_SECONDS
             if search:
                 searched = now
             for call in calls:
                 if call.end.failure is not None:
+                    _report(call, call.end.failure)
                     call.release(call.end.failure)
                 elif search and (fault := _fault_of(call, now)) and not call.end.has_come():
+                    call.end.failure = fault
                     _report(call, fault)
                     call.release(fault)
+            del calls
             time.sleep(_LOOK_SECONDS)
 
 
 def _fault_of(call: Followed, now: float) -> UnisonoError | None:
     fault = call.find_fault()
-    if fault is None and now - call.began > call.timeout:
-        fault = CommTimeout(f"the GPU has not ended the call after {call.timeout:g} s")
+    if fault is None and now - call.began > call.call.timeout:
+        fault = CommTimeout(f"the GPU has not ended the call after {call.call.timeout:g} s")
     return fault
 
 
-def _report(call: Followed, fault: UnisonoError) -> None:
+_lock = threading.Lock()
+
+
+def _report(followed: Followed, fault: UnisonoError) -> None:
     """Note the error, and print it: perhaps nobody waits for the call."""
-    fault.add_note(f"in {call.what} on the GPU; what it has written is not the result")
-    call.end.failure = fault
-    notes = "; ".join(fault.__notes__)
-    print(f"unisono: {fault}; {notes}", file=sys.stderr, flush=True)
+    with _lock:
+        if followed.is_reported:
+            return
+        followed.is_reported = True
+        # One error may end several calls.
+        if not hasattr(fault, "__notes__") or not any(_NOTE in note for note in fault.__notes__):
+            fault.add_note(f"in {followed.call}{_NOTE}")
+            notes = "; ".join(fault.__notes__)
+            print(f"unisono: {fault}; {notes}", file=sys.stderr, flush=True)
+
+
+_NOTE = " on the GPU; what it has written is not the result"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from unisono.core.engine import Work
-from unisono.engines.cuda.gpu.device import Moment
+from unisono.engines.cuda.gpu.device import End
 
 __all__ = ["CudaWork"]
 
@@ -20,9 +20,9 @@ class CudaWork(Work):
         self._current_stream = current_stream
         #: The part of the hosts; whoever makes this sets it.
         self.meeting: Work | None = None
-        self._end: Moment | None = None
+        self._end: End | None = None
 
-    def has_begun(self, end: Moment) -> None:
+    def has_begun(self, end: End) -> None:
         """Note that the call is in its stream, in which it ends at this moment."""
         self._end = end
 

@@ -246,6 +246,20 @@ class ShmEngine(Engine):
         """Memory that some rank has reserved, for reading and writing."""
         return self._job.map_block(place, nbytes)
 
+    def exchange_of(self, own: Buffer, every: Buffer) -> Callable[[float], None]:
+        """An all_gather between the same buffers each time; it takes the timeout."""
+        memory = own.address, every.address, own.count, own.dtype.code, own.dtype.itemsize
+        run = self._collective
+
+        def exchange(timeout: float) -> None:
+            try:
+                run(_ALL_GATHER, *memory, _NO_OPERATOR, 1.0, -1, timeout, True, False)
+            except UnisonoError as error:
+                self._tracer.explain(error)
+                raise
+
+        return exchange
+
     def lost_ranks(self) -> dict[int, str]:
         """The ranks of the group whose processes have ended before they left, with how."""
         reasons = enumerate(map(self._job.exit_reason, self._native.world_ranks))

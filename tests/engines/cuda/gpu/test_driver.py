@@ -24,7 +24,7 @@ from tests.helpers import cuda_on_cpu
 from tests.helpers.paths import ROOT
 from unisono.core.dtypes import ReduceOp, by_name
 from unisono.engines.cuda.gpu import driver, kernels
-from unisono.engines.cuda.gpu.driver import CudaDriver, Driver
+from unisono.engines.cuda.gpu.driver import CudaDriver, Driver, Move, Operation, Permit
 from unisono.errors import UnisonoError
 
 pytestmark = pytest.mark.skipif(
@@ -34,6 +34,7 @@ pytestmark = pytest.mark.skipif(
 Run = Callable[..., Any]
 
 FLOAT, TWICE = by_name("float32"), ReduceOp.premul_sum(2.0)
+PERMIT = Permit(0x1000, 0x2000)  # the stub looks that these arrive
 
 
 def load(library: str) -> None:
@@ -41,7 +42,8 @@ def load(library: str) -> None:
 
     NVRTC wants more of a driver than the stub has, if it finds one; so it compiles before.
     """
-    kernels.compile(FLOAT, TWICE, "sm_90")
+    kernels.compile(kernels.reduction(FLOAT, TWICE), "sm_90")
+    kernels.compile(kernels.move(4), "sm_90")
     ctypes.CDLL(library)
     os.environ["UNISONO_CUDA"] = "try"
 
@@ -104,6 +106,8 @@ def blocks() -> None:
     assert (one.base, one.nbytes) == (first, 1000)
     assert (other.base, other.nbytes) == (second, 500)
     assert one.number != other.number
+    assert gpu.number_of(first + 999) == one.number
+    assert gpu.number_of(8) == 0
     assert gpu.is_allocated(first, one.number)
     assert not gpu.is_allocated(first, other.number)
     gpu.free(first)
@@ -153,6 +157,33 @@ def test_streams_reach_words_of_the_host(run: Run) -> None:
     assert run(host_words) == [0, 7, 2, 0]
 
 
+def batches() -> list[int]:
+    gpu = entered()
+    pages = mmap.mmap(-1, mmap.PAGESIZE)
+    host = ctypes.addressof(ctypes.c_byte.from_buffer(pages))
+    address = gpu.register_host(host, mmap.PAGESIZE)
+    stream = gpu.create_stream()
+    batch = gpu.batch(
+        [
+            Operation(True, address, -1),
+            Operation(False, address + 4, 0),
+            Operation(True, address + 4, 0),
+            Operation(False, address, 0),
+        ]
+    )
+    batch.run(stream, 1)
+    batch.run(stream, 2)
+    with pytest.raises(UnisonoError):
+        batch.run(stream, 4)  # the first word has not reached 3
+    gpu.destroy_stream(stream)
+    gpu.unregister_host(host)
+    return words(host, 4).tolist()
+
+
+def test_operations_of_a_batch_are_done_in_turn(run: Run) -> None:
+    assert run(batches) == [2, 2, 0, 0]
+
+
 # ---- streams -------------------------------------------------------------------------------------
 
 
@@ -191,21 +222,40 @@ def test_copies(run: Run) -> None:
     assert run(copied) == [0, 1, 2, 3, 1, 2, 3, 7]
 
 
-def reduced() -> list[float]:
+def reduced() -> list[list[float]]:
     gpu = entered()
-    stream, block = gpu.create_stream(), gpu.allocate(4 * 3 * 5)
-    parts = words(block, 15).view(np.float32).reshape(3, 5)
-    parts[:] = np.arange(15).reshape(3, 5)
-    sources = [block, block + 40]
-    gpu.reduce(FLOAT, TWICE, block + 20, sources, 4, stream)
-    found: list[float] = parts[1].tolist()
+    stream, block = gpu.create_stream(), gpu.allocate(4 * 4 * 5)
+    parts = words(block, 20).view(np.float32).reshape(4, 5)
+    parts[:] = np.arange(20).reshape(4, 5)
+    sources, targets = [block, block + 40], [block + 20, block + 60]
+    launch = gpu.reduction(FLOAT, TWICE, targets, sources, 4, PERMIT)
+    launch.run(stream, 5)
+    found = [parts[row].tolist() for row in (1, 3)]
+    with pytest.raises(UnisonoError):
+        launch.run(stream, 0)  # the stub wants to know the step
     gpu.free(block)
     gpu.destroy_stream(stream)
     return found
 
 
 def test_a_kernel_is_compiled_and_gets_its_arguments(run: Run) -> None:
-    assert run(reduced) == [20.0, 24.0, 28.0, 32.0, 9.0]
+    assert run(reduced) == [[20.0, 24.0, 28.0, 32.0, 9.0], [20.0, 24.0, 28.0, 32.0, 19.0]]
+
+
+def moved() -> list[int]:
+    gpu = entered()
+    stream, block = gpu.create_stream(), gpu.allocate(64)
+    words(block, 16)[:] = range(16)
+    moves = [Move(block + 32, block + 4, 12), Move(block + 52, block, 4)]
+    gpu.moves(moves, PERMIT).run(stream, 5)
+    found = words(block, 16)[8:].tolist()
+    gpu.free(block)
+    gpu.destroy_stream(stream)
+    return found
+
+
+def test_moves_get_their_arguments(run: Run) -> None:
+    assert run(moved) == [1, 2, 3, 11, 12, 0, 14, 15]
 
 
 # ---- the test itself -----------------------------------------------------------------------------
@@ -215,5 +265,5 @@ def test_every_method_is_called_here() -> None:
     text = Path(__file__).read_text()
     methods = [name for name, _ in inspect.getmembers(Driver, inspect.isfunction)]
     public = [name for name in methods if not name.startswith("_")]
-    assert "reduce" in public
+    assert "reduction" in public
     assert [name for name in public if f"gpu.{name}(" not in text] == []

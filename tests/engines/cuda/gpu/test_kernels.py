@@ -20,6 +20,7 @@ from tests.helpers.thorough import essential_rows
 from unisono.core.dtypes import DTYPES, DType, ReduceOp, by_name
 from unisono.engines.common.reductions import combine
 from unisono.engines.cuda.gpu import kernels
+from unisono.engines.cuda.gpu.driver import Move, Permit
 
 Array = np.ndarray[Any, Any]
 
@@ -109,9 +110,9 @@ def bits(values: Array) -> Array:
 def launch(
     cpu: CudaOnCpu, dtype: DType, op: ReduceOp, to: Array, sources: list[Array], grid=GRID
 ) -> None:
-    name = kernels.expression(dtype, op)
+    name = kernels.reduction(dtype, op)
     addresses = [source.ctypes.data for source in sources]
-    cpu.launch(name, *grid, to.ctypes.data, addresses, to.size, op.factor)
+    cpu.reduce(name, grid, [to.ctypes.data], addresses, to.size, op.factor)
 
 
 # ---- what they compute ---------------------------------------------------------------------------
@@ -168,14 +169,70 @@ def test_every_16_bit_float_is_read_and_rounded(cpu: CudaOnCpu, name: str) -> No
 def test_an_average_of_the_most_sources_does_not_overflow(cpu: CudaOnCpu, name: str) -> None:
     dtype = by_name(name)
     limits = np.iinfo(dtype.numpy)
-    operands = [np.array([limits.min, limits.max], dtype.numpy)] * kernels.MAX_SOURCES
+    operands = [np.array([limits.min, limits.max], dtype.numpy)] * kernels.MAX_RANKS
     to = np.zeros(2, dtype.numpy)
     launch(cpu, dtype, ReduceOp.AVG, to, operands)
     assert to.tolist() == [limits.min, limits.max]
 
 
-def test_the_limit_of_sources_is_that_of_the_kernel() -> None:
-    assert f"const void* address[{kernels.MAX_SOURCES}];" in cuda_on_cpu.KERNELS.read_text()
+@pytest.mark.parametrize("name", ["int8", "float16", "float32", "complex128"])
+@pytest.mark.parametrize("shift", [0, 1], ids=["alike", "one shifted"])
+def test_every_rank_gets_the_result(cpu: CudaOnCpu, name: str, shift: int) -> None:
+    dtype = by_name(name)
+    operands = operands_of(dtype, 3, 1009)
+    expected = bits(combine(ReduceOp.MAX if name == "int8" else ReduceOp.SUM, operands))
+    op = ReduceOp.MAX if name == "int8" else ReduceOp.SUM
+    copies = [at(operand, 0) for operand in operands[:2]]
+    copies.append(at(operands[2], shift * part_of(dtype).itemsize))
+    addresses = [copy.ctypes.data for copy in copies]
+    cpu.reduce(kernels.reduction(dtype, op), GRID, addresses, addresses, 1009, 1.0)
+    for copy in copies:
+        np.testing.assert_array_equal(bits(copy), expected)
+        assert (surroundings(copy) == 0xA5).all()
+
+
+@pytest.mark.parametrize("nbytes", [1, 15, 16, 17, 1000, 4096, 4097])
+@pytest.mark.parametrize("shifts", [(0, 0), (8, 8), (4, 0), (2, 6), (1, 1), (3, 8)], ids=str)
+def test_moves(cpu: CudaOnCpu, nbytes: int, shifts: tuple[int, int]) -> None:
+    random = np.random.default_rng(nbytes)
+    parts = [random.integers(0, 256, length, np.uint8) for length in (nbytes, 3 * nbytes, 40)]
+    sources = [at(part, shifts[0]) for part in parts]
+    targets = [at(np.zeros_like(part), shifts[1]) for part in parts]
+    pairs = zip(targets, sources, strict=True)
+    cpu.move([Move(to.ctypes.data, source.ctypes.data, to.nbytes) for to, source in pairs], GRID)
+    for target, source, part in zip(targets, sources, parts, strict=True):
+        assert target.tobytes() == source.tobytes() == part.tobytes()
+        assert (surroundings(target) == 0xA5).all()
+
+
+def test_a_launch_that_was_cancelled_writes_nothing_and_says_so(cpu: CudaOnCpu) -> None:
+    words = np.zeros(2, np.uint32)
+    permit = Permit(words.ctypes.data, words[1:].ctypes.data)
+    source, target = np.ones(1009, np.float32), np.zeros(1009, np.float32)
+    move = Move(target.ctypes.data, source.ctypes.data, source.nbytes)
+    expression = kernels.reduction(by_name("float32"), ReduceOp.SUM)
+
+    def launch_both(step: int) -> None:
+        cpu.move([move], GRID, permit, step)
+        cpu.reduce(
+            expression, GRID, [move.to], [move.source] * 2, 1009, 1.0, permit=permit, step=step
+        )
+
+    words[0] = 1
+    launch_both(7)
+    launch_both(8)
+    assert not target.any() and words[1] == 7  # the first one that was skipped
+    words[:] = 0
+    launch_both(9)
+    assert set(target) == {2.0} and words[1] == 0
+
+
+def test_the_limits_are_those_of_the_kernels() -> None:
+    text = cuda_on_cpu.KERNELS.read_text()
+    for name in ("const void* source", "void* target"):
+        assert f"{name}[{kernels.MAX_RANKS}];" in text
+    for name in ("void* to", "const void* from", "uint64 count"):
+        assert f"{name}[{kernels.MAX_MOVES}];" in text
 
 
 def test_the_grid_that_is_chosen_reaches_every_element(cpu: CudaOnCpu) -> None:
@@ -217,7 +274,7 @@ def test_geometry(count: int, itemsize: int, blocks: int) -> None:
     ],
 )
 def test_expression(name: str, op: ReduceOp, expected: str) -> None:
-    assert kernels.expression(by_name(name), op) == expected
+    assert kernels.reduction(by_name(name), op) == expected
 
 
 # ---- NVRTC ---------------------------------------------------------------------------------------
@@ -238,24 +295,30 @@ IN_ORDER = sorted(PAIRS, key=lambda pair: (pair[0].name, pair[1]) not in FIRST)
 @pytest.mark.parametrize(("dtype", "op"), essential_rows(len(FIRST), IN_ORDER), ids=repr)
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_75"])
 def test_nvrtc_compiles(dtype: DType, op: ReduceOp, architecture: str) -> None:
-    kernel = kernels.compile(dtype, op, architecture)
+    kernel = kernels.compile(kernels.reduction(dtype, op), architecture)
     assert kernel.image.startswith(b"\x7fELF")
     assert kernel.symbol.encode() in kernel.image
 
 
 @pytest.mark.usefixtures("nvrtc")
+def test_nvrtc_compiles_the_moves() -> None:
+    for size in (1, 2, 4, 8):
+        kernel = kernels.compile(kernels.move(size), "sm_90")
+        assert kernel.symbol.encode() in kernel.image
+
+
 def test_a_factor_needs_no_kernel_of_its_own() -> None:
     half, third = (ReduceOp.premul_sum(1 / number) for number in (2, 3))
     dtype = by_name("float32")
-    assert kernels.compile(dtype, half, "sm_90") is kernels.compile(dtype, third, "sm_90")
+    assert kernels.reduction(dtype, half) == kernels.reduction(dtype, third)
 
 
-def assembly(nvrtc: Any, dtype: DType, op: ReduceOp) -> str:
+def assembly(nvrtc: Any, expression: str) -> str:
     """The kernel in NVIDIA's portable assembly language."""
     from cuda.core import Program
 
     program = Program(cuda_on_cpu.KERNELS.read_text(), "c++", kernels._options("sm_75"))
-    program.compile("cubin", name_expressions=(kernels.expression(dtype, op),))
+    program.compile("cubin", name_expressions=(expression,))
     _, size = nvrtc.nvrtcGetPTXSize(program.handle)
     text = bytes(size)
     nvrtc.nvrtcGetPTX(program.handle, text)
@@ -267,19 +330,24 @@ def assembly(nvrtc: Any, dtype: DType, op: ReduceOp) -> str:
     [("float32", ReduceOp.premul_sum(0.5)), ("complex64", ReduceOp.PRODUCT)],
 )
 def test_products_are_rounded_before_they_are_added(nvrtc: Any, name: str, op: ReduceOp) -> None:
-    text = assembly(nvrtc, by_name(name), op)
+    text = assembly(nvrtc, kernels.reduction(by_name(name), op))
     assert "mul.rn.f32" in text and "add.rn.f32" in text
     assert "fma" not in text and "mad.f32" not in text and ".ftz" not in text
 
 
 def test_quotients_are_rounded_as_on_a_cpu(nvrtc: Any) -> None:
-    text = assembly(nvrtc, by_name("float32"), ReduceOp.AVG)
+    text = assembly(nvrtc, kernels.reduction(by_name("float32"), ReduceOp.AVG))
     assert "div.rn.f32" in text and "div.approx" not in text and ".ftz" not in text
 
 
-@pytest.mark.parametrize("name", ["bool", "float16", "int64", "complex128"])
-def test_a_thread_reads_16_bytes_at_once_and_keeps_them_in_registers(nvrtc: Any, name: str) -> None:
-    text = assembly(nvrtc, by_name(name), ReduceOp.SUM)
+SOME = [kernels.reduction(by_name(name), ReduceOp.SUM) for name in ("bool", "float16", "int64")]
+
+
+@pytest.mark.parametrize("expression", [*SOME, *map(kernels.move, (1, 2, 4, 8))])
+def test_a_thread_reads_16_bytes_at_once_and_keeps_them_in_registers(
+    nvrtc: Any, expression: str
+) -> None:
+    text = assembly(nvrtc, expression)
     for verb in ("ld", "st"):
         assert re.search(rf"{verb}\.global\.(v4\..32|v2\..64)", text), verb
     assert ".local" not in text

@@ -5,13 +5,27 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from typing import Protocol
 
 from unisono.engines.cuda.gpu import driver
 from unisono.engines.cuda.gpu.driver import Driver
 from unisono.engines.cuda.gpu.sharing import Exports, Imports
 from unisono.errors import UnisonoError
 
-__all__ = ["Device", "Moment", "device_at"]
+__all__ = ["Device", "End", "Moment", "device_at"]
+
+
+class End(Protocol):
+    """The end of what a call does in a stream."""
+
+    #: Why what the call has written is not what it should be; set before it comes.
+    failure: UnisonoError | None
+
+    def has_come(self) -> bool:
+        """Whether the stream has got there; it does not come back from there."""
+
+    def delay(self, stream: int) -> None:
+        """Let another stream go on only after it; from any thread."""
 
 
 class Moment:
@@ -47,7 +61,7 @@ class Device:
         self.exports = Exports(made)
         self.imports = Imports(made, self.exports)
         self._events: deque[int] = deque()  # to use again; appending and popping are atomic
-        self._streams: list[tuple[int, Moment]] = []
+        self._streams: list[tuple[int, End]] = []
         self._lock = threading.Lock()
 
     def take_event(self) -> int:
@@ -70,7 +84,7 @@ class Device:
                     return stream
         return self.driver.create_stream()
 
-    def give_stream(self, stream: int, last: Moment) -> None:
+    def give_stream(self, stream: int, last: End) -> None:
         """Keep a stream, which is free once `last` has come."""
         with self._lock:
             self._streams.append((stream, last))

@@ -2,6 +2,10 @@
 
 Addresses, streams and events are plain integers, as torch and CuPy give them. The engine knows the
 driver by these methods alone, so its tests can run on a driver that is emulated.
+
+What every collective does is made ready once and then only started: `Batch` and `Launch`. These
+call the driver by ctypes, with arguments that stay in place, because cuda-bindings makes objects of
+all of them anew, which takes longer than the driver itself.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
@@ -17,7 +22,22 @@ from unisono.core.registry import install_command
 from unisono.engines.cuda.gpu import kernels
 from unisono.errors import UnisonoError
 
-__all__ = ["HANDLE_BYTES", "Allocation", "CudaDriver", "Driver", "missing", "visible_gpus"]
+__all__ = [
+    "HANDLE_BYTES",
+    "Allocation",
+    "Batch",
+    "CudaDriver",
+    "Driver",
+    "Launch",
+    "Move",
+    "Moves",
+    "Operands",
+    "Operation",
+    "Permit",
+    "PermitWords",
+    "missing",
+    "visible_gpus",
+]
 
 #: Bytes of the handle by which another process opens an allocation.
 HANDLE_BYTES = 64
@@ -30,6 +50,45 @@ class Allocation(NamedTuple):
     nbytes: int
     #: Which allocation of this process it is; no later one gets this number.
     number: int
+
+
+class Operation(NamedTuple):
+    """What a stream does with a word of 32 bits."""
+
+    #: Wait until the word has reached the value; else write it.
+    waits: bool
+    address: int
+    #: What is added to the value of the batch.
+    offset: int
+
+
+class Batch(Protocol):
+    """Operations of a stream, one after the other."""
+
+    def run(self, stream: int, value: int) -> None:
+        """Put them into a stream."""
+
+
+class Permit(NamedTuple):
+    """The words by which a launch may be forbidden to write, see signals.py."""
+
+    cancelled: int
+    skipped: int
+
+
+class Launch(Protocol):
+    """A kernel with its arguments."""
+
+    def run(self, stream: int, step: int) -> None:
+        """Put it into a stream, as a part of this step."""
+
+
+class Move(NamedTuple):
+    """Device memory that is copied; the ranges are apart."""
+
+    to: int
+    source: int
+    nbytes: int
 
 
 class Driver(Protocol):
@@ -99,16 +158,25 @@ class Driver(Protocol):
     def wait_word(self, stream: int, address: int, value: int) -> None:
         """Let the stream wait until 32 bits are `value` or have counted past it."""
 
-    def reduce(
+    def number_of(self, address: int) -> int:
+        """The number of the allocation that an address is in; 0 if it is in none."""
+
+    def batch(self, operations: Sequence[Operation]) -> Batch:
+        """Make operations ready for any stream."""
+
+    def reduction(
         self,
         dtype: DType,
         op: ReduceOp,
-        to: int,
-        sources: list[int],
+        targets: Sequence[int],
+        sources: Sequence[int],
         count: int,
-        stream: int,
-    ) -> None:
-        """Combine the sources in their order; `to` may be one of them."""
+        permit: Permit,
+    ) -> Launch:
+        """Make ready to combine the sources in their order; a target may be one of them."""
+
+    def moves(self, moves: Sequence[Move], permit: Permit) -> Launch:
+        """Make ready to copy up to `MAX_MOVES` ranges, none of them empty."""
 
 
 def missing() -> str | None:
@@ -145,12 +213,16 @@ class CudaDriver(Driver):
         from cuda.bindings import driver
 
         self._driver = driver
+        self._library = ctypes.CDLL("libcuda.so.1")
+        self._ask = self._library.cuPointerGetAttribute
+        self._ask.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)
         _checked(driver.cuInit(0))
         device = _checked(driver.cuDeviceGet(ordinal))
         self.identity = _identity(device)
-        self.name = _checked(driver.cuDeviceGetName(96, device)).rstrip(b"\0").decode()
+        self.name = _checked(driver.cuDeviceGetName(96, device)).partition(b"\0")[0].decode()
         # The context that torch and CuPy use as well.
-        self._context = _checked(driver.cuDevicePrimaryCtxRetain(device))
+        context = _checked(driver.cuDevicePrimaryCtxRetain(device))
+        self._context = ctypes.c_void_p(int(context))
         attribute = driver.CUdevice_attribute
 
         def ask(what: Any) -> int:
@@ -160,24 +232,23 @@ class CudaDriver(Driver):
         major = ask(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
         minor = ask(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
         self._architecture = f"sm_{major}{minor}"
-        self._functions: dict[tuple[str, str], Any] = {}
+        self._functions: dict[str, int] = {}
 
     def enter(self) -> None:
-        _checked(self._driver.cuCtxSetCurrent(self._context))
+        error = self._library.cuCtxSetCurrent(self._context)
+        if error:
+            raise _failure(error)
 
     def allocation_of(self, address: int) -> Allocation:
         base, nbytes = _checked(self._driver.cuMemGetAddressRange(address))
-        _, number = self._number_of(address)
-        return Allocation(int(base), int(nbytes), number)
+        return Allocation(int(base), int(nbytes), self.number_of(address))
 
     def is_allocated(self, base: int, number: int) -> bool:
-        error, found = self._number_of(base)
-        return error == 0 and found == number
+        return self.number_of(base) == number
 
-    def _number_of(self, address: int) -> tuple[int, int]:
-        attribute = self._driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_BUFFER_ID
-        error, number = self._driver.cuPointerGetAttribute(attribute, address)
-        return int(error), int(number or 0)
+    def number_of(self, address: int) -> int:
+        number = ctypes.c_uint64()
+        return 0 if self._ask(ctypes.byref(number), _BUFFER_ID, address) else number.value
 
     def allocate(self, nbytes: int) -> int:
         return int(_checked(self._driver.cuMemAlloc(nbytes)))
@@ -250,40 +321,146 @@ class CudaDriver(Driver):
         flag = self._driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
         _checked(self._driver.cuStreamWaitValue32(stream, address, value, flag))
 
-    def reduce(
+    def batch(self, operations: Sequence[Operation]) -> Batch:
+        return _CudaBatch(self._library, operations)
+
+    def reduction(
         self,
         dtype: DType,
         op: ReduceOp,
-        to: int,
-        sources: list[int],
+        targets: Sequence[int],
+        sources: Sequence[int],
         count: int,
-        stream: int,
-    ) -> None:
-        function = self._function(dtype, op)
+        permit: Permit,
+    ) -> Launch:
+        function = self._function(kernels.reduction(dtype, op))
         blocks, threads = kernels.geometry(count, dtype.itemsize, self._processors)
-        arguments = (
-            ctypes.c_void_p(to),
-            (ctypes.c_void_p * kernels.MAX_SOURCES)(*sources),
-            ctypes.c_int(len(sources)),
-            ctypes.c_ulonglong(count),
-            ctypes.c_double(op.factor),
-        )
-        # The driver reads each from its address, before it returns.
-        places = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-        _checked(
-            self._driver.cuLaunchKernel(
-                function, blocks, 1, 1, threads, 1, 1, 0, stream, ctypes.addressof(places), 0
-            )
-        )
+        addresses = ctypes.c_void_p * kernels.MAX_RANKS
+        operands = Operands(addresses(*sources), addresses(*targets), len(sources), len(targets))
+        arguments = (operands, ctypes.c_uint64(count), ctypes.c_double(op.factor))
+        return _CudaLaunch(self._library, function, (blocks, 1), threads, arguments, permit)
 
-    def _function(self, dtype: DType, op: ReduceOp) -> Any:
-        key = dtype.name, op.name
-        if key not in self._functions:
-            kernel = kernels.compile(dtype, op, self._architecture)
+    def moves(self, moves: Sequence[Move], permit: Permit) -> Launch:
+        size = kernels.move_size(moves)
+        function = self._function(kernels.move(size))
+        longest = max(move.nbytes for move in moves)
+        blocks, threads = kernels.move_geometry(longest, len(moves), self._processors)
+        addresses = ctypes.c_void_p * kernels.MAX_MOVES
+        parts = Moves(
+            addresses(*(move.to for move in moves)),
+            addresses(*(move.source for move in moves)),
+            (ctypes.c_uint64 * kernels.MAX_MOVES)(*(move.nbytes // size for move in moves)),
+        )
+        grid = blocks, len(moves)
+        return _CudaLaunch(self._library, function, grid, threads, (parts,), permit)
+
+    def _function(self, expression: str) -> int:
+        if expression not in self._functions:
+            kernel = kernels.compile(expression, self._architecture)
             module = _checked(self._driver.cuModuleLoadData(kernel.image))
             symbol = kernel.symbol.encode()
-            self._functions[key] = _checked(self._driver.cuModuleGetFunction(module, symbol))
-        return self._functions[key]
+            function = _checked(self._driver.cuModuleGetFunction(module, symbol))
+            self._functions[expression] = int(function)
+        return self._functions[expression]
+
+
+# ---- arguments that stay in place: the structures of cuda.h and reduce.cu ----
+
+_BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
+_WAIT, _WRITE = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32, _WRITE_VALUE_32; as flags, 0 is >= and plain
+
+
+class _StreamOperation(ctypes.Structure):
+    """CUstreamBatchMemOpParams, for a wait and for a write."""
+
+    _fields_ = (
+        ("operation", ctypes.c_int),
+        ("address", ctypes.c_uint64),
+        ("value", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("alias", ctypes.c_uint64),
+        ("unused", ctypes.c_uint64 * 2),
+    )
+
+
+class Operands(ctypes.Structure):
+    """As in reduce.cu."""
+
+    _fields_ = (
+        ("sources", ctypes.c_void_p * kernels.MAX_RANKS),
+        ("targets", ctypes.c_void_p * kernels.MAX_RANKS),
+        ("source_count", ctypes.c_int),
+        ("target_count", ctypes.c_int),
+    )
+
+
+class Moves(ctypes.Structure):
+    """As in reduce.cu."""
+
+    _fields_ = (
+        ("to", ctypes.c_void_p * kernels.MAX_MOVES),
+        ("source", ctypes.c_void_p * kernels.MAX_MOVES),
+        ("count", ctypes.c_uint64 * kernels.MAX_MOVES),
+    )
+
+
+class PermitWords(ctypes.Structure):
+    """`Permit` in reduce.cu."""
+
+    _fields_ = (
+        ("cancelled", ctypes.c_void_p),
+        ("skipped", ctypes.c_void_p),
+        ("step", ctypes.c_uint32),
+    )
+
+
+class _CudaBatch:
+    def __init__(self, library: ctypes.CDLL, operations: Sequence[Operation]) -> None:
+        self._params = (_StreamOperation * len(operations))()
+        for params, operation in zip(self._params, operations, strict=True):
+            params.operation = _WAIT if operation.waits else _WRITE
+            params.address = operation.address
+        self._values = [
+            (params, operation.offset)
+            for params, operation in zip(self._params, operations, strict=True)
+        ]
+        self._count = len(operations)
+        self._call = library.cuStreamBatchMemOp_v2
+        self._call.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint)
+
+    def run(self, stream: int, value: int) -> None:
+        for params, offset in self._values:
+            params.value = value + offset  # ctypes keeps 32 bits of it
+        error = self._call(stream, self._count, self._params, 0)
+        if error:
+            raise _failure(error)
+
+
+class _CudaLaunch:
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        function: int,
+        grid: tuple[int, int],
+        threads: int,
+        arguments: tuple[Any, ...],
+        permit: Permit,
+    ) -> None:
+        self._permit = PermitWords(permit.cancelled, permit.skipped)
+        self._arguments = (*arguments, self._permit)
+        # The driver reads each from its address, before it returns.
+        places = (ctypes.c_void_p * len(self._arguments))(*map(ctypes.addressof, self._arguments))
+        self._before = function, *grid, 1, threads, 1, 1, 0
+        self._places = places
+        self._call = library.cuLaunchKernel
+        kinds: list[Any] = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+        self._call.argtypes = kinds
+
+    def run(self, stream: int, step: int) -> None:
+        self._permit.step = step
+        error = self._call(*self._before, stream, self._places, None)
+        if error:
+            raise _failure(error)
 
 
 def _identity(device: Any) -> str:
@@ -296,10 +473,15 @@ def _checked(outcome: tuple[Any, ...]) -> Any:
     """What a call of the driver returned, or its error as ours."""
     error, *values = outcome
     if int(error) != 0:
-        from cuda.bindings import driver
-
-        text = error.name
-        with contextlib.suppress(Exception):
-            text = driver.cuGetErrorString(error)[1].decode()
-        raise UnisonoError(f"the CUDA driver failed: {text} ({error.name})")
+        raise _failure(int(error))
     return values[0] if len(values) == 1 else tuple(values)
+
+
+def _failure(code: int) -> UnisonoError:
+    from cuda.bindings import driver
+
+    error = driver.CUresult(code)
+    text = error.name
+    with contextlib.suppress(Exception):
+        text = driver.cuGetErrorString(error)[1].decode()
+    return UnisonoError(f"the CUDA driver failed: {text} ({error.name})")

@@ -7,22 +7,36 @@ compiler is NVIDIA's NVRTC, found by `cuda.core`; no GPU and no toolkit is neede
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 import os
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
 from unisono.core.dtypes import DType, ReduceOp
 
-__all__ = ["MAX_SOURCES", "Kernel", "compile", "expression", "geometry"]
+__all__ = [
+    "MAX_MOVES",
+    "MAX_RANKS",
+    "Kernel",
+    "compile",
+    "geometry",
+    "move",
+    "move_geometry",
+    "move_size",
+    "reduction",
+]
 
-#: Length of the array in `struct Sources`.
-MAX_SOURCES = 64
+#: Length of the arrays in `struct Operands` and in `struct Moves`.
+MAX_RANKS = MAX_MOVES = 64
 
 #: Bytes that one thread reads at once from each source.
 _BLOCK = 16
 _THREADS = 256
-#: So many find room at once on every processor, with 64 registers for each thread.
+#: So many find room at once on every processor, with 64 registers for each thread, and with 32.
 _BLOCKS_PER_PROCESSOR = 4
+_MOVES_PER_PROCESSOR = 8
 
 #: Types of elements, if they have another name than NumPy's.
 _ELEMENTS = {
@@ -49,6 +63,8 @@ _OPERATORS = {
     "avg": "Sum",
     "premul_sum": "Sum",
 }
+#: Types of elements that are only copied, by their sizes.
+_WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 _LOGICAL = {"sum": "Or", "max": "Or", "product": "And", "min": "And"}
 
 
@@ -59,11 +75,11 @@ class Kernel(NamedTuple):
     symbol: str
 
 
-def expression(dtype: DType, op: ReduceOp) -> str:
+def reduction(dtype: DType, op: ReduceOp) -> str:
     """Name the instantiation that reduces `dtype` by one of its operators.
 
     >>> from unisono.core.dtypes import by_name
-    >>> expression(by_name("float16"), ReduceOp.AVG)
+    >>> reduction(by_name("float16"), ReduceOp.AVG)
     'reduce<Half, float, Sum, Keep, Divide>'
     """
     element = _ELEMENTS.get(dtype.name, dtype.name)
@@ -78,14 +94,29 @@ def expression(dtype: DType, op: ReduceOp) -> str:
     return f"reduce<{element}, {accumulator}, {operator}, {first}, {last}>"
 
 
-def compile(dtype: DType, op: ReduceOp, architecture: str) -> Kernel:  # noqa: A001
-    """Compile the kernel for an architecture such as "sm_90"; the second time it is at hand."""
-    # Not by the operator: a factor is an argument of the launch and needs no kernel of its own.
-    return _compiled(expression(dtype, op), architecture)
+def move(size: int) -> str:
+    """Name the instantiation that copies elements of this size.
+
+    >>> move(2)
+    'move<uint16>'
+    """
+    return f"move<{_WORDS[size]}>"
+
+
+def move_size(moves: Sequence[tuple[int, int, int]]) -> int:
+    """Choose the largest size of elements to which all addresses and lengths are aligned.
+
+    >>> move_size([(0x1000, 0x2004, 24)]), move_size([(0x1000, 0x2000, 7)])
+    (4, 1)
+    """
+    together = functools.reduce(operator.or_, itertools.chain(*moves))
+    return max(size for size in _WORDS if not together % size)
 
 
 @functools.cache
-def _compiled(name: str, architecture: str) -> Kernel:
+def compile(name: str, architecture: str) -> Kernel:  # noqa: A001
+    """Compile an instantiation for an architecture such as "sm_90", once."""
+    # Not for a factor of the operator: that is an argument and needs no kernel of its own.
     from cuda.core import Program
 
     source = files("unisono.engines.cuda.gpu").joinpath("reduce.cu").read_text()
@@ -123,3 +154,13 @@ def geometry(count: int, itemsize: int, processors: int) -> tuple[int, int]:
     pieces = -(-count * itemsize // _BLOCK)
     blocks = -(-pieces // _THREADS)
     return max(1, min(blocks, _BLOCKS_PER_PROCESSOR * processors)), _THREADS
+
+
+def move_geometry(nbytes: int, parts: int, processors: int) -> tuple[int, int]:
+    """Choose the blocks for each part, of which the longest has `nbytes`, and their threads.
+
+    >>> move_geometry(8, parts=4, processors=132), move_geometry(10**9, 4, 132)
+    ((1, 256), (264, 256))
+    """
+    blocks = -(-nbytes // (_BLOCK * _THREADS))
+    return max(1, min(blocks, -(-_MOVES_PER_PROCESSOR * processors // parts))), _THREADS

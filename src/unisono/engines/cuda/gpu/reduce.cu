@@ -1,4 +1,5 @@
-// src/unisono/engines/cuda/gpu/reduce.cu: the reductions on a GPU, with the bits of the CPU's.
+// src/unisono/engines/cuda/gpu/reduce.cu: the reductions on a GPU, with the bits of the CPU's, and
+// the moves. One rank launches them for all: they read and write the memory of every rank.
 //
 // kernels.py compiles one instantiation at a time by NVRTC, which has no headers; a function
 // without a mark is one of the device. The operators are those of native/kernels_isa.cpp. Products
@@ -233,12 +234,27 @@ struct Divide {
     }
 };
 
-// ---- the kernel --------------------------------------------------------------------------------
+// ---- the kernels -------------------------------------------------------------------------------
 
-/// The operands, in rank order. It travels with the launch, so nothing is copied before that.
-struct Sources {
-    const void* address[64];
+/// Whether a launch may still write: a rank that has given a call up may use its memory again.
+/// `cancelled` and `skipped` are words in the memory of the host, see signals.py.
+struct Permit {
+    const volatile uint32* cancelled;
+    volatile uint32* skipped;  // the first step that was not done because of that
+    uint32 step;
 };
+
+/// One thread of each block asks, before any of them writes. A block that has begun goes on: whoever
+/// has cancelled the call waits for the end of a launch that may have begun.
+inline bool is_cancelled(Permit permit) {
+    __shared__ uint32 cancelled;
+    if (threadIdx.x == 0) {
+        cancelled = *permit.cancelled;
+        if (cancelled != 0 && *permit.skipped == 0) *permit.skipped = permit.step;
+    }
+    __syncthreads();
+    return cancelled != 0;
+}
 
 /// Elements that one thread reads at once; W is a type of their size that is read in one piece.
 template <class T, class W>
@@ -247,24 +263,36 @@ union Block {
     T element[sizeof(W) / sizeof(T)];
 };
 
-/// Combines the block at `index` of all sources, and only then stores it: `to` may be a source.
+constexpr uint64 kBlock = sizeof(uint4);
+
+inline uint64 number(const void* address) { return reinterpret_cast<uint64>(address); }
+
+/// The operands in rank order, and where the result goes. They travel with the launch, so nothing
+/// is copied before that.
+struct Operands {
+    const void* source[64];
+    void* target[64];
+    int sources, targets;
+};
+
+/// Combines the block at `index` of all sources, and only then stores it: a target may be a source.
 template <class W, class T, class A, class Op, class First, class Last>
-inline void reduce_block(T* to, uint64 index, const Sources& from, int sources, double factor) {
+inline void reduce_block(const Operands& all, uint64 index, double factor) {
     constexpr int width = sizeof(W) / sizeof(T);
     constexpr int batch = 4;  // loads that are on their way at once
     A total[width];
 #pragma unroll 1
-    for (int done = 0; done < sources; done += batch) {
+    for (int done = 0; done < all.sources; done += batch) {
         Block<T, W> block[batch];
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
-            if (done + i >= sources) continue;
-            const T* start = static_cast<const T*>(from.address[done + i]) + index;
+            if (done + i >= all.sources) continue;
+            const T* start = static_cast<const T*>(all.source[done + i]) + index;
             block[i].whole = *reinterpret_cast<const W*>(start);
         }
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
-            if (done + i >= sources) continue;
+            if (done + i >= all.sources) continue;
             for (int j = 0; j < width; ++j) {
                 const A operand = First::apply(convert<A>(block[i].element[j]), factor);
                 total[j] = done + i == 0 ? operand : Op::combine(total[j], operand);
@@ -272,33 +300,69 @@ inline void reduce_block(T* to, uint64 index, const Sources& from, int sources, 
         }
     }
     Block<T, W> result;
-    for (int j = 0; j < width; ++j) result.element[j] = convert<T>(Last::apply(total[j], sources));
-    *reinterpret_cast<W*>(to + index) = result.whole;
+    for (int j = 0; j < width; ++j)
+        result.element[j] = convert<T>(Last::apply(total[j], all.sources));
+    for (int i = 0; i < all.targets; ++i)
+        *reinterpret_cast<W*>(static_cast<T*>(all.target[i]) + index) = result.whole;
 }
 
-/// to[i] = all from[s][i], combined in rank order; T: element type, A: accumulator type. `to` may
-/// be a source but must not overlap one otherwise. Elements are aligned to their parts.
+/// target[t][i] = all source[s][i], combined in rank order; T: element type, A: accumulator type. A
+/// target may be a source but must not overlap one otherwise. Elements are aligned to their parts.
 template <class T, class A, class Op, class First, class Last>
-__global__ void reduce(T* to, Sources from, int sources, uint64 count, double factor) {
+__global__ void reduce(Operands all, uint64 count, double factor, Permit permit) {
     // Neighbouring threads take neighbouring blocks of 16 bytes, and all go on by the size of the
-    // grid. A source is read once and a result stored once: (sources + 1) * count * sizeof(T) bytes
-    // move, and nothing else, so that memory is the limit. Blocks lie at multiples of 16 in all
-    // arrays: a few elements before the first block and after the last one are taken one by one,
-    // and so are all if the arrays are not shifted alike.
-    constexpr uint64 width = sizeof(uint4) / sizeof(T);
-    const auto number = [](const void* address) { return reinterpret_cast<uint64>(address); };
-    const uint64 before = -number(to) % 16;  // bytes
+    // grid. A source is read once and each result stored once: (sources + targets) * count *
+    // sizeof(T) bytes move, and nothing else, so that memory is the limit. Blocks lie at multiples
+    // of 16 in all arrays: a few elements before the first block and after the last one are taken
+    // one by one, and so are all if the arrays are not shifted alike.
+    if (is_cancelled(permit)) return;
+    constexpr uint64 width = kBlock / sizeof(T);
+    const uint64 first = number(all.target[0]);
+    const uint64 before = -first % kBlock;  // bytes
     bool alike = before % sizeof(T) == 0;
-    for (int source = 0; source < sources; ++source)
-        alike &= (number(from.address[source]) - number(to)) % 16 == 0;
+    for (int i = 0; i < all.sources; ++i) alike &= (number(all.source[i]) - first) % kBlock == 0;
+    for (int i = 1; i < all.targets; ++i) alike &= (number(all.target[i]) - first) % kBlock == 0;
     const uint64 head = alike && before / sizeof(T) < count ? before / sizeof(T) : 0;
     const uint64 blocks = alike ? (count - head) / width : 0;
 
     const uint64 thread = static_cast<uint64>(blockIdx.x) * blockDim.x + threadIdx.x;
     const uint64 threads = static_cast<uint64>(gridDim.x) * blockDim.x;
     for (uint64 block = thread; block < blocks; block += threads)
-        reduce_block<uint4, T, A, Op, First, Last>(to, head + block * width, from, sources, factor);
+        reduce_block<uint4, T, A, Op, First, Last>(all, head + block * width, factor);
     for (uint64 rest = thread; rest < count - blocks * width; rest += threads)
-        reduce_block<T, T, A, Op, First, Last>(to, rest < head ? rest : rest + blocks * width, from,
-                                               sources, factor);
+        reduce_block<T, T, A, Op, First, Last>(all, rest < head ? rest : rest + blocks * width,
+                                               factor);
+}
+
+/// Parts of memory that are copied; the second index of a block says which part it works on.
+struct Moves {
+    void* to[64];
+    const void* from[64];
+    uint64 count[64];  // elements
+};
+
+/// Copies each part; T: a type as large as an element and as its alignment. Parts do not overlap.
+template <class T>
+__global__ void move(Moves all, Permit permit) {
+    // As in reduce: whole blocks of 16 bytes where both sides are shifted alike. 2 * count *
+    // sizeof(T) bytes move for each part.
+    if (is_cancelled(permit)) return;
+    constexpr uint64 width = kBlock / sizeof(T);
+    T* const to = static_cast<T*>(all.to[blockIdx.y]);
+    const T* const from = static_cast<const T*>(all.from[blockIdx.y]);
+    const uint64 count = all.count[blockIdx.y];
+    const uint64 before = -number(to) % kBlock / sizeof(T);
+    const bool alike = (number(from) - number(to)) % kBlock == 0;
+    const uint64 head = alike && before < count ? before : 0;
+    const uint64 blocks = alike ? (count - head) / width : 0;
+
+    const uint64 thread = static_cast<uint64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const uint64 threads = static_cast<uint64>(gridDim.x) * blockDim.x;
+    uint4* const wide_to = reinterpret_cast<uint4*>(to + head);
+    const uint4* const wide_from = reinterpret_cast<const uint4*>(from + head);
+    for (uint64 block = thread; block < blocks; block += threads) wide_to[block] = wide_from[block];
+    for (uint64 rest = thread; rest < count - blocks * width; rest += threads) {
+        const uint64 index = rest < head ? rest : rest + blocks * width;
+        to[index] = from[index];
+    }
 }

@@ -33,7 +33,7 @@ class Export(NamedTuple):
 
     def encoded(self) -> bytes:
         """In `EXPORT_BYTES` bytes."""
-        return _FORMAT.pack(*self)
+        return _FORMAT.pack(self.process, self.number, self.offset, self.handle)
 
     @classmethod
     def decoded(cls, data: bytes) -> Export:
@@ -43,6 +43,10 @@ class Export(NamedTuple):
 
 #: What a rank tells that has no memory in a call.
 NOTHING = Export(0, 0, 0, b"")
+
+
+_NONE_FOUND = 0, NOTHING
+_REMEMBERED = 4096  # addresses
 
 
 class _Block(NamedTuple):
@@ -58,12 +62,19 @@ class Exports:
         self.process = secrets.randbits(63) + 1
         self._lock = threading.Lock()
         self._blocks: dict[int, _Block] = {}
+        self._found: dict[int, tuple[int, Export]] = {}  # numbers and exports, by address
         #: Numbers of blocks that were freed, in the order in which that was noticed. Each group
         #: tells its members of those that it has not told them yet.
         self.freed: list[int] = []
 
     def find(self, address: int) -> Export | None:
         """What to tell others of this address; None if its block cannot be shared."""
+        number, export = self._found.get(address, _NONE_FOUND)
+        if number and number == self._driver.number_of(address):
+            return export
+        return self._find(address)
+
+    def _find(self, address: int) -> Export | None:
         allocation = self._driver.allocation_of(address)
         with self._lock:
             block = self._blocks.get(allocation.number)
@@ -73,8 +84,12 @@ class Exports:
                 if handle is None:
                     return None
                 block = self._blocks[allocation.number] = _Block(allocation.base, handle)
-        offset = address - allocation.base
-        return Export(self.process, allocation.number, offset, block.handle)
+            if len(self._found) >= _REMEMBERED:
+                self._found.clear()
+            offset = address - allocation.base
+            export = Export(self.process, allocation.number, offset, block.handle)
+            self._found[address] = allocation.number, export
+        return export
 
     def address_of(self, export: Export) -> int:
         """Where memory is that this process has exported itself."""
