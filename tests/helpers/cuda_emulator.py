@@ -131,6 +131,10 @@ class EmulatedDriver:
         if file >= 0:
             os.close(file)
 
+    def clear(self, address: int, nbytes: int) -> None:
+        self._check_entered()
+        ctypes.memset(address, 0, nbytes)
+
     def allocation_of(self, address: int) -> Allocation:
         self._check_entered()
         with self._lock:
@@ -261,7 +265,10 @@ class EmulatedDriver:
         return _Launch(self, lambda step: self._kernels.move(moves, grid, words, step))
 
     def _permit(self, permit: Permit) -> Permit:
-        return Permit(*(ctypes.addressof(self._word(address)) for address in permit))
+        def here(address: int) -> int:
+            return ctypes.addressof(self._word(address))
+
+        return Permit(*map(here, permit[:3]), permit.state, list(map(here, permit.done)))
 
     def put(self, stream: int, step: Callable[[], None]) -> None:
         """Let a stream do something."""
@@ -327,9 +334,10 @@ def on_stream(number: int) -> Iterator[None]:
 
 
 def gpu() -> EmulatedDriver:
-    """The driver of this process."""
+    """The driver of this process, entered."""
     made = device.device_at(0).driver
     assert isinstance(made, EmulatedDriver)
+    made.enter()
     return made
 
 

@@ -1,11 +1,17 @@
 // tests/helpers/cuda_on_cpu.hpp: as much of CUDA as reduce.cu needs, for a compiler of CPUs.
 // A launch runs all threads of the grid one after the other: such a kernel must not wait in one
-// thread for another one, except for the first of its block.
+// thread for another one, except for the first thread, of the first block or of its own; and the
+// last one of a block runs when the others have ended.
 #pragma once
 
 #define __global__
 #define __shared__ static thread_local
 inline void __syncthreads() {}
+inline void __threadfence() {}
+inline void __threadfence_system() { __sync_synchronize(); }
+inline unsigned int atomicAdd(unsigned int* to, unsigned int value) {
+    return __sync_fetch_and_add(to, value);
+}
 
 // Kernels read elements of any type as these.
 struct alignas(16) [[gnu::may_alias]] uint4 {

@@ -35,15 +35,19 @@ extern "C" bool launch(const char* expression, unsigned blocks, unsigned parts, 
 """
 
 
+_DONE = 8  # among `CudaOnCpu.words`
+
+
 class CudaOnCpu:
     """All kernels, found by the name of their instantiation; arguments are addresses."""
 
     def __init__(self, library: Path) -> None:
         self._launch = ctypes.CDLL(str(library)).launch
         self._launch.restype = ctypes.c_bool
-        self._words = (ctypes.c_uint32 * 2)()
-        #: A permit that allows everything.
-        self.allowed = driver.Permit(*[ctypes.addressof(self._words) + 4 * i for i in range(2)])
+        #: Words of a permit that allows everything: cancelled, skipped, begun, the state and done.
+        self.words = (ctypes.c_uint32 * 16)()
+        places = [ctypes.addressof(self.words) + 4 * place for place in (0, 1, 2, 4, 8)]
+        self.permit = driver.Permit(*places[:4], places[4:])
 
     def reduce(
         self,
@@ -54,7 +58,7 @@ class CudaOnCpu:
         count: int,
         factor: float,
         permit: driver.Permit | None = None,
-        step: int = 1,
+        step: int | None = None,
     ) -> None:
         """Run a reduction on a grid: blocks, and threads of each."""
         addresses = ctypes.c_void_p * kernels.MAX_RANKS
@@ -68,7 +72,7 @@ class CudaOnCpu:
         moves: Sequence[driver.Move],
         grid: tuple[int, int],
         permit: driver.Permit | None = None,
-        step: int = 1,
+        step: int | None = None,
     ) -> None:
         """Copy on a grid: blocks for each part, and threads of each."""
         size = kernels.move_size(moves)
@@ -85,17 +89,19 @@ class CudaOnCpu:
         grid: tuple[int, int, int],
         arguments: ctypes.Structure,
         permit: driver.Permit | None,
-        step: int,
+        step: int | None,
         count: int = 0,
         factor: float = 1.0,
     ) -> None:
+        if step is None:
+            step = self.words[_DONE] + 1
         found = self._launch(
             expression.encode(),
             *map(ctypes.c_uint, grid),
             ctypes.byref(arguments),
             ctypes.c_ulonglong(count),
             ctypes.c_double(factor),
-            driver.PermitWords(*(permit or self.allowed), step),
+            driver.PermitWords.of(permit or self.permit, step),
         )
         if not found:
             raise KeyError(expression)

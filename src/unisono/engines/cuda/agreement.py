@@ -17,6 +17,7 @@ import numpy as np
 
 from unisono.core.buffers import view
 from unisono.core.call import Call
+from unisono.core.trace import call_site
 from unisono.engines.common import consistency
 from unisono.engines.common.inner_calls import inner_caller
 from unisono.engines.common.reductions import Array
@@ -57,8 +58,8 @@ class Agreement:
         self._descriptions: dict[tuple[object, ...], bytes] = {}
         self._agreed: dict[tuple[bytes, Places], list[Launch]] = {}
         described = consistency.Descriptor("", "", "", 0, False, "").encoded()
-        self._compared = len(described) - consistency.SITE_BYTES
-        self._edges = np.cumsum([len(described), 2 * EXPORT_BYTES, _FREED.size]).tolist()
+        self._described = len(described) - consistency.SITE_BYTES
+        self._edges = np.cumsum([self._described, 2 * EXPORT_BYTES, _FREED.size]).tolist()
         # The memory of the exchange, the same each time.
         self._own = np.zeros(self._edges[-1], np.uint8)
         self._all = np.empty((host.size, self._edges[-1]), np.uint8)
@@ -107,26 +108,26 @@ class Agreement:
         return Places(*(self._device.imports.open(one) if one.process else 0 for one in exports))
 
     def _compare(self, call: Call, mine: bytes, rows: list[bytes]) -> Array | None:
-        length = self._compared
+        length = self._described
         if not call.uneven and all(row[:length] == mine[:length] for row in rows):
             return None  # the ordinary case
         table: Array | None = None
 
         def counts() -> Array:
             nonlocal table
-            table = self._all_counts(call)
+            table = self._all_of(call, np.array([call.sends, call.receives], np.int64))
             return table
 
-        end = self._edges[0]
-        descriptors = [
-            consistency.Descriptor.decoded(np.frombuffer(row[:end], np.uint8)) for row in rows
-        ]
+        # Where each call is, is only asked now.
+        described = consistency.Descriptor.of(call._replace(site=call.site or call_site() or ""))
+        encoded = self._all_of(call, described.encoded())
+        descriptors = [consistency.Descriptor.decoded(row) for row in encoded]
         consistency.compare(call.number, descriptors, counts if call.sends else None)
         return table
 
-    def _all_counts(self, call: Call) -> Array:
-        own = np.array([call.sends, call.receives], np.int64)
-        table = np.empty((self._host.size, *own.shape), np.int64)
+    def _all_of(self, call: Call, own: Array) -> Array:
+        """What all ranks give."""
+        table = np.empty((self._host.size, *own.shape), own.dtype)
         caller = inner_caller(self._host, call.timeout, site=call.site)
         parts = view(own.reshape(-1)), view(table.reshape(-1))
         self._host.all_gather(Call.all_gather(caller, *parts))
@@ -142,13 +143,13 @@ class Agreement:
             call.root,
             call.uneven,
             call.backward,
-            call.site,
         )
         found = self._descriptions.get(key)
         if found is None:
             if len(self._descriptions) >= _REMEMBERED:
                 self._descriptions.clear()
-            found = consistency.Descriptor.of(call).encoded().tobytes()
+            encoded = consistency.Descriptor.of(call).encoded()
+            found = encoded.tobytes()[: self._described]
             self._descriptions[key] = found
         return found
 

@@ -79,17 +79,20 @@ def work(call: Call, places: Sequence[Places], sends: Array | None) -> _Work:
 
 def launches(driver: Driver, call: Call, todo: _Work, permit: Permit) -> list[Launch]:
     """Make the launches ready that do it, as few as there can be."""
-    made: list[Launch] = []
-    moves: list[Move] = []
-    for one in todo:
-        if isinstance(one, Move):
-            if one.nbytes and one.to != one.source:
-                moves.append(one)
-        elif one.length:
-            assert call.dtype is not None
-            made.append(driver.reduction(call.dtype, call.operator, *one, permit))
-    pieces = (moves[first : first + MAX_MOVES] for first in range(0, len(moves), MAX_MOVES))
-    return made + [driver.moves(piece, permit) for piece in pieces]
+    every = list(todo)
+    reductions = [one for one in every if isinstance(one, Reduction) and one.length]
+    moves = [one for one in every if isinstance(one, Move) and one.nbytes and one.to != one.source]
+    pieces = [moves[first : first + MAX_MOVES] for first in range(0, len(moves), MAX_MOVES)]
+    # No verb has both.
+    permits = [permit._replace(done=())] * (len(reductions) + len(pieces) - 1) + [permit]
+    if reductions:
+        assert call.dtype is not None
+        dtype, op = call.dtype, call.operator
+        pairs = zip(reductions, permits, strict=True)
+        return [driver.reduction(dtype, op, *one, given) for one, given in pairs]
+    return [
+        driver.moves(piece, given) for piece, given in zip(pieces, permits, strict=bool(pieces))
+    ]
 
 
 # ---- the verbs -----------------------------------------------------------------------------------

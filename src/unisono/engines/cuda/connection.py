@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from unisono.errors import CommTimeout, MismatchError, PeerLost, UnisonoError, U
 
 __all__ = ["Connection", "Meeting", "Step"]
 
+_SEARCH_SECONDS = 0.1  # between two looks at the other ranks
 #: How long a rank that has given up waits for work of the leader that has begun: kernels are short.
 _WORK_SECONDS = 1.0
 
@@ -139,8 +140,11 @@ class Connection:
         self._failure: UnisonoError | None = None
         self._gave_up = 0.0  # when
 
-    def run(self, call: Call, stream: int, after: Moment | None = None) -> Step:
-        """Put a call into a stream, and return when the hosts have met: not when it has run."""
+    def run(self, call: Call, stream: int, after: Moment | None, in_stream: bool) -> Step:
+        """Put a call into a stream, and return when the hosts have met: not when it has run.
+
+        Unless the stream may not wait for other ranks: then the host does, until all is done.
+        """
         if self._failure is not None:
             raise self._failure
         if after is not None:
@@ -149,11 +153,12 @@ class Connection:
         try:
             launches = self._agreement.reach(call, lending)
             self._steps += 1
-            self._put(call, lending.places, launches, stream)
+            self._put(call, lending.places, launches, stream, in_stream)
         except MismatchError:
             raise
         except UnisonoError as error:
             self._give_up(error)
+            self._await_leader()
             raise
         return self._follow(call)
 
@@ -184,28 +189,65 @@ class Connection:
         address, export = scratch.take(buffer.nbytes)
         return address, None if self._host.rank == LEADER else export
 
-    def _put(self, call: Call, places: Places, launches: Sequence[Launch], stream: int) -> None:
+    def _put(
+        self,
+        call: Call,
+        places: Places,
+        launches: Sequence[Launch],
+        stream: int,
+        in_stream: bool,
+    ) -> None:
+        signals, step, copy = self.signals, self._steps, self.device.driver.copy
         source, destination = call.source, call.destination
-        # What is copied to scratch and back.
-        given = source if source is not None and places.source != source.address else None
-        got = None
-        if destination is not None and places.destination != destination.address:
-            got = destination
-        copy = self.device.driver.copy
-        if given is not None and given.nbytes:
-            self.signals.delay(stream, self._steps - 1)
-            copy(places.source, given.address, given.nbytes, stream)
+        # What is copied to scratch, and back from there.
+        given = got = False
+        if source is not None:
+            given = places.source != source.address and source.nbytes > 0
+        if destination is not None:
+            got = places.destination != destination.address and destination.nbytes > 0
+        if not in_stream:
+            self._await(call, lambda: signals.has_passed(step - 1))
+        if given:
+            signals.delay(stream, step - 1)
+            copy(places.source, call.src.address, call.src.nbytes, stream)
         if self._host.rank == LEADER:
-            self.signals.begin(stream, self._steps)
+            if in_stream:
+                signals.wait_ready.run(stream, step)
+            else:
+                self._await(call, lambda: signals.are_ready(step))
             for launch in launches:
-                launch.run(stream, self._steps)
-            self.signals.end(stream, self._steps)
-        elif got is not None and got.nbytes:
-            self.signals.begin(stream, self._steps)
-            copy(got.address, places.destination, got.nbytes, stream)
-            self.signals.end(stream, self._steps)
+                launch.run(stream, step)
+            if not launches:
+                signals.tell_done.run(stream, step)
+            return
+        if in_stream and not got:
+            signals.take_part.run(stream, step)
+            return
+        if in_stream:
+            signals.wait_done.run(stream, step)
         else:
-            self.signals.take_part(stream, self._steps)
+            signals.tell_ready.run(stream, step)
+            self._await(call, lambda: signals.is_done(step))
+        if got:
+            copy(call.dst.address, places.destination, call.dst.nbytes, stream)
+        signals.tell_passed.run(stream, step)
+
+    def _await(self, call: Call, condition: Callable[[], bool]) -> None:
+        """Let the host wait for other ranks."""
+        now = time.monotonic()
+        until, search, pause = now + call.timeout, now + _SEARCH_SECONDS, 1e-5
+        while not condition():
+            time.sleep(pause)
+            pause = min(1.5 * pause, 1e-3)
+            now = time.monotonic()
+            if now < search:
+                continue
+            search = now + _SEARCH_SECONDS
+            fault = self._find_fault()
+            if fault is None and now > until:
+                fault = CommTimeout(f"the GPUs of all ranks have not come after {call.timeout:g} s")
+            if fault is not None:
+                raise fault
 
     def _follow(self, call: Call) -> Step:
         """Look after a call, and keep its memory, until the stream has passed it."""
@@ -271,7 +313,20 @@ class Connection:
             self.signals.give_up()
             # Not released yet: the leader may see that too late, and then it says that it works.
             return
-        working = self._host.rank != LEADER and self.signals.is_worked_on()
-        waited = time.monotonic() - self._gave_up > _WORK_SECONDS
-        if not working or waited or LEADER in self._host.lost_ranks():
+        if not self._may_be_written():
             self.signals.release(self._steps)
+
+    def _may_be_written(self) -> bool:
+        """Whether the leader may be writing to memory of this rank, which has given up."""
+        return (
+            self._host.rank != LEADER
+            and self.signals.is_worked_on()
+            and time.monotonic() - self._gave_up < _WORK_SECONDS
+            and LEADER not in self._host.lost_ranks()
+        )
+
+    def _await_leader(self) -> None:
+        """Let the caller have its memory back only when the leader does not write there."""
+        time.sleep(1e-3)  # see _give_up
+        while self._may_be_written():
+            time.sleep(1e-3)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from unisono.core import buffers
+from unisono.core import buffers, trace
 from unisono.core.buffers import Buffer
 from unisono.core.call import Call
 from unisono.core.engine import DRAIN_SECONDS, Engine, Work
@@ -24,7 +24,7 @@ from unisono.core.trace import RankReport
 from unisono.engines.common.executor import SerialExecutor
 from unisono.engines.cuda.connection import Meeting, Step
 from unisono.engines.cuda.gpu import driver
-from unisono.engines.cuda.gpu.device import Device, Moment, device_at
+from unisono.engines.cuda.gpu.device import Device, Moment, Waiting, device_at
 from unisono.engines.cuda.messages import Messages
 from unisono.engines.cuda.watchdog import Watchdog
 from unisono.engines.cuda.works import CudaWork
@@ -40,6 +40,7 @@ class CudaEngine(Engine):
     name = "cuda"
     stands_on = "shm"
     devices = frozenset(["cpu", "cuda"])
+    finds_call_sites = True  # when ranks disagree
 
     def __init__(self, host: ShmEngine, *, owns_host: bool) -> None:
         self._host = host
@@ -106,30 +107,38 @@ class CudaEngine(Engine):
             return on_host(call)
         device = device_at(buffers.device_index(buffer))
         stream = buffers.current_stream(buffer)
-        with self._lock:
-            if self._meeting is None:
-                watchdog = self._watchdog(device)
-                self._meeting = Meeting(self._host, device, watchdog, call.timeout)
-            meeting = self._meeting
-        if call.blocking and threading.current_thread() is threading.main_thread():
-            run = functools.partial(_run, meeting, device, call, stream)
+        meeting = self._meeting or self._meet(device, call.timeout)
+        in_main = threading.current_thread() is _main
+        if call.blocking and in_main:
+            waiting = device.may_wait(self, stream)
+            run = functools.partial(_run, meeting, device, call, stream, None, waiting)
             return self._executor.submit(run, blocking=True)
+        device.driver.enter()
         after = Moment(device, stream)
+        # Other threads make calls on several groups in any order, and most often in one stream. If
+        # each call held that up, ranks could wait for each other; so there the host waits.
+        waiting = None if call.blocking else device.may_wait(self, None)
+        call = call._replace(site=trace.call_site() or "")  # not found in the other thread
         work = CudaWork(lambda: buffers.current_stream(buffer))
 
         def task() -> None:
-            device.driver.enter()  # this is another thread
+            device.driver.enter()
             own = device.take_stream()
-            end = _run(meeting, device, call, own, after)
+            end = _run(meeting, device, call, own, after, waiting)
             device.give_stream(own, end)
             work.has_begun(end)
 
         work.meeting = self._executor.submit(task, blocking=call.blocking)
         if call.blocking:
-            # Threads make calls on several groups in any order, and most often in one stream. If
-            # each call held that up, ranks could wait for each other; so this thread waits itself.
-            work.wait_on_host()
+            work.wait()
         return work
+
+    def _meet(self, device: Device, timeout: float) -> Meeting:
+        with self._lock:
+            if self._meeting is None:
+                watchdog = self._watchdog(device)
+                self._meeting = Meeting(self._host, device, watchdog, timeout)
+            return self._meeting
 
     def _message(
         self,
@@ -141,6 +150,7 @@ class CudaEngine(Engine):
         if buffer.device == "cpu":
             return on_host(call)
         device = device_at(buffers.device_index(buffer))
+        device.driver.enter()
 
         def current() -> int:
             return buffers.current_stream(buffer)
@@ -214,8 +224,24 @@ class CudaEngine(Engine):
         return self._host.records()
 
 
+_main = threading.main_thread()
+
+
 def _run(
-    meeting: Meeting, device: Device, call: Call, stream: int, after: Moment | None = None
+    meeting: Meeting,
+    device: Device,
+    call: Call,
+    stream: int,
+    after: Moment | None,
+    waiting: Waiting | None,
 ) -> Step:
     device.driver.enter()  # perhaps in another thread than the caller's
-    return meeting.connection().run(call, stream, after)
+    connection = meeting.connection()
+    if waiting is None:
+        return connection.run(call, stream, after, in_stream=False)
+    try:
+        waiting.end = step = connection.run(call, stream, after, in_stream=True)
+    except BaseException:
+        waiting.is_void = True
+        raise
+    return step

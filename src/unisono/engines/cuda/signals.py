@@ -10,14 +10,14 @@ leader, rank 0, that it has begun and then that all is done:
 
     leader's stream                           stream of another rank
     wait until all are READY                  write READY, in the leader's block
-    write BEGUN                               wait until its DONE
-    work on the memory of all ranks
-    write DONE, in the block of each rank
-    write PASSED                              write PASSED
+    launch: write BEGUN,                      wait until its DONE
+        work on the memory of all ranks,
+        write DONE, in the block of each rank
+        and its own PASSED                    write PASSED
 
-A rank that gives the group up sets CANCELLED in the leader's block, where each launch looks before
-it writes. If BEGUN was not written by then, no launch of this step writes any more; else the rank
-waits for DONE before its memory is used again.
+A rank that gives the group up sets CANCELLED in the leader's block, where each launch looks after
+it has written BEGUN and before it writes anything else. If BEGUN is not there then, no launch of
+this step writes any more; else the rank waits for DONE before its memory is used again.
 
 Words wrap around: one has reached a value if it is that value or up to 2^31 past it, for the driver
 as for us. A block, in words of 32 bits:
@@ -26,7 +26,7 @@ as for us. A block, in words of 32 bits:
     64           GIVEN_UP: not 0 if this rank has given the group up
     65           DONE
     66           PASSED: the stream of this rank needs nothing of the step any more
-    67 .. 69     BEGUN, CANCELLED and SKIPPED, in the block of the leader; see Permit in reduce.cu
+    67 .. 69     BEGUN, CANCELLED and SKIPPED, in the block of the leader; see reduce.cu
     128 ..       slots for messages that this rank has sent, see messages.py: ready, taken, refused
 """
 
@@ -36,7 +36,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from unisono.engines.cuda.gpu.driver import Driver, Operation, Permit
+from unisono.engines.cuda.gpu.driver import STATE_BYTES, Batch, Driver, Operation, Permit
 from unisono.engines.cuda.gpu.kernels import MAX_RANKS
 
 if TYPE_CHECKING:
@@ -114,37 +114,47 @@ class Signals:
 
         # A call may be in another stream than the one before.
         in_turn = wait(_PASSED, late=1)
+        self._driver = driver
+        self._state = 0
+        passed = write(self._own, _PASSED)
         if rank == LEADER:
-            ready = [wait(other) for other in self._others]
-            self._begin = driver.batch([in_turn, *ready, write(self._own, _BEGUN)])
-            done = [write(blocks[other], _DONE) for other in self._others]
-            self._end = driver.batch([*done, write(self._own, _PASSED)])
-            self.permit = Permit(self._own.address_of(_CANCELLED), self._own.address_of(_SKIPPED))
-        else:
-            self._begin = driver.batch([in_turn, write(self._leader, rank), wait(_DONE)])
-            self._end = driver.batch([write(self._own, _PASSED)])
-            self._whole = driver.batch(
-                [in_turn, write(self._leader, rank), wait(_DONE), write(self._own, _PASSED)]
+            done = [write(blocks[other], _DONE) for other in self._others] + [passed]
+            self.wait_ready = driver.batch([in_turn, *(wait(other) for other in self._others)])
+            self.tell_done = driver.batch(done)
+            self._state = driver.allocate(STATE_BYTES)
+            driver.clear(self._state, STATE_BYTES)
+            at = self._own.address_of
+            self.permit = Permit(
+                at(_CANCELLED),
+                at(_SKIPPED),
+                at(_BEGUN),
+                self._state,
+                [one.address for one in done],
             )
+        else:
+            ready = write(self._leader, rank)
+            self.tell_ready = driver.batch([in_turn, ready])
+            self.wait_done = driver.batch([in_turn, ready, wait(_DONE)])
+            self.tell_passed = driver.batch([passed])
+            self.take_part = driver.batch([in_turn, ready, wait(_DONE), passed])
 
     def close(self) -> None:
         """Let streams forget the words."""
         for block in self._blocks:
             block.close()
+        if self._state:
+            self._driver.free(self._state)
+            self._state = 0
 
-    # ---- what streams do ----
-
-    def begin(self, stream: int, step: int) -> None:
-        """Leader: let the stream wait until all ranks are ready. Others: until all is done."""
-        self._begin.run(stream, step % _WRAP)
-
-    def end(self, stream: int, step: int) -> None:
-        """Let the stream say that it has passed the step, and the leader's that all is done."""
-        self._end.run(stream, step % _WRAP)
-
-    def take_part(self, stream: int, step: int) -> None:
-        """Not for the leader: both in one."""
-        self._whole.run(stream, step % _WRAP)
+    #: What streams of the leader do in a step.
+    wait_ready: Batch
+    tell_done: Batch
+    permit: Permit
+    #: What streams of the others do; the second and the last say that they are ready as well.
+    tell_ready: Batch
+    wait_done: Batch
+    tell_passed: Batch
+    take_part: Batch
 
     def delay(self, stream: int, step: int) -> None:
         """Let another stream of this rank wait until a step has passed."""
@@ -153,13 +163,21 @@ class Signals:
     # ---- what hosts ask and do ----
 
     def has_passed(self, step: int) -> bool:
-        """Whether this rank's stream needs nothing of a step any more."""
+        """Whether this rank's streams need nothing of a step any more."""
         return (self._words[_PASSED] - step) % _WRAP < _WRAP // 2  # asked in every call
 
     def was_skipped(self, step: int) -> bool:
         """Whether the leader has not worked in this step, because the group was given up."""
         first = self._leader.words[_SKIPPED]
         return first != 0 and (step - first) % _WRAP < _WRAP // 2
+
+    def are_ready(self, step: int) -> bool:
+        """Whether all other ranks are ready; asked by the leader."""
+        return all(self._own.reached(rank, step) for rank in self._others)
+
+    def is_done(self, step: int) -> bool:
+        """Whether a step is done for this rank, which is not the leader."""
+        return self._own.reached(_DONE, step)
 
     def is_worked_on(self) -> bool:
         """Whether the leader may be working on a step that is not done for this rank."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -37,15 +36,6 @@ class CudaWork(Work):
         """Return the error of a call that has ended badly, also after a wait for it."""
         failure = None if self._end is None else self._end.failure
         return failure or super().exception()
-
-    def wait_on_host(self) -> None:
-        """Wait until the GPU has done the call; the watchdog sees to it that this ends."""
-        assert self._end is not None
-        pause = 2e-5
-        while not self._end.has_come():
-            time.sleep(pause)
-            pause = min(2 * pause, 1e-3)
-        self.wait()
 
     def _poll(self) -> bool:
         if self.meeting is None or not self.meeting.is_completed():

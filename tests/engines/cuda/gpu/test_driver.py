@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 Run = Callable[..., Any]
 
 FLOAT, TWICE = by_name("float32"), ReduceOp.premul_sum(2.0)
-PERMIT = Permit(0x1000, 0x2000)  # the stub looks that these arrive
+PERMIT = Permit(0x1000, 0x2000, 0x3000, 0x4000, [0x5000, 0x6000])  # the stub looks for these
 
 
 def load(library: str) -> None:
@@ -108,6 +108,9 @@ def blocks() -> None:
     assert one.number != other.number
     assert gpu.number_of(first + 999) == one.number
     assert gpu.number_of(8) == 0
+    words(first, 4)[:] = 9
+    gpu.clear(first + 4, 8)
+    assert words(first, 4).tolist() == [9, 0, 0, 9]
     assert gpu.is_allocated(first, one.number)
     assert not gpu.is_allocated(first, other.number)
     gpu.free(first)

@@ -206,8 +206,9 @@ def test_moves(cpu: CudaOnCpu, nbytes: int, shifts: tuple[int, int]) -> None:
 
 
 def test_a_launch_that_was_cancelled_writes_nothing_and_says_so(cpu: CudaOnCpu) -> None:
-    words = np.zeros(2, np.uint32)
-    permit = Permit(words.ctypes.data, words[1:].ctypes.data)
+    words = np.zeros(16, np.uint32)
+    places = [words[place:].ctypes.data for place in (0, 1, 2, 4, 8, 9)]
+    permit = Permit(*places[:4], places[4:])
     source, target = np.ones(1009, np.float32), np.zeros(1009, np.float32)
     move = Move(target.ctypes.data, source.ctypes.data, source.nbytes)
     expression = kernels.reduction(by_name("float32"), ReduceOp.SUM)
@@ -222,9 +223,23 @@ def test_a_launch_that_was_cancelled_writes_nothing_and_says_so(cpu: CudaOnCpu) 
     launch_both(7)
     launch_both(8)
     assert not target.any() and words[1] == 7  # the first one that was skipped
-    words[:] = 0
+    assert words[2] == words[8] == words[9] == 8  # it has begun, and is done all the same
+    words[:2] = 0
     launch_both(9)
-    assert set(target) == {2.0} and words[1] == 0
+    assert set(target) == {2.0} and words[1] == 0 and words[8] == 9
+
+
+def test_all_launches_of_a_step_share_the_verdict(cpu: CudaOnCpu) -> None:
+    """What is cancelled after the first launch is done to its end: somebody waits for that."""
+    words = np.zeros(16, np.uint32)
+    permit = Permit(*[words[place:].ctypes.data for place in (0, 1, 2, 4)], [])
+    source, target = np.ones(7, np.uint8), np.zeros(14, np.uint8)
+    first, second = (Move(target[at:].ctypes.data, source.ctypes.data, 7) for at in (0, 7))
+    cpu.move([first], GRID, permit, 3)
+    assert words[8] == 0
+    words[0] = 1
+    cpu.move([second], GRID, permit._replace(done=[words[8:].ctypes.data]), 3)
+    assert target.all() and words[1] == 0 and words[8] == 3
 
 
 def test_the_limits_are_those_of_the_kernels() -> None:

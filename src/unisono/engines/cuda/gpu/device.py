@@ -53,6 +53,20 @@ class Moment:
         self._device.give_event(self._event)
 
 
+class Waiting:
+    """That a stream waits for other ranks: None for one of ours."""
+
+    def __init__(self, stream: int | None) -> None:
+        self.stream = stream
+        #: What it waits for, as soon as that is known.
+        self.end: End | None = None
+        self.is_void = False
+
+    def is_over(self) -> bool:
+        """Whether it does not wait any more."""
+        return self.is_void or (self.end is not None and self.end.has_come())
+
+
 class Device:
     """One GPU; all groups of the process use it."""
 
@@ -63,6 +77,22 @@ class Device:
         self._events: deque[int] = deque()  # to use again; appending and popping are atomic
         self._streams: list[tuple[int, End]] = []
         self._lock = threading.Lock()
+        self._waiting: dict[object, Waiting] = {}  # the last of each group
+
+    def may_wait(self, group: object, stream: int | None) -> Waiting | None:
+        """Let a stream wait for other ranks of a group, or None: then the host has to.
+
+        The GPU has few queues, and streams share them: one that waits can hold up another one. If
+        two groups had such streams, in another order on another rank, none would ever go on.
+        """
+        with self._lock:
+            for other, waiting in list(self._waiting.items()):
+                if waiting.is_over():
+                    del self._waiting[other]
+                elif other is not group and (stream is None or waiting.stream != stream):
+                    return None
+            made = self._waiting[group] = Waiting(stream)
+        return made
 
     def take_event(self) -> int:
         """An event for a `Moment`."""
@@ -95,12 +125,11 @@ _lock = threading.Lock()
 
 
 def device_at(ordinal: int) -> Device:
-    """The GPU of this number, ready for use in this thread."""
+    """The GPU of this number."""
     with _lock:
         found = _devices.get(ordinal)
         if found is None:
             found = _devices[ordinal] = Device(driver.CudaDriver(ordinal))
-    found.driver.enter()
     return found
 
 

@@ -24,6 +24,7 @@ from unisono.errors import UnisonoError
 
 __all__ = [
     "HANDLE_BYTES",
+    "STATE_BYTES",
     "Allocation",
     "Batch",
     "CudaDriver",
@@ -39,6 +40,8 @@ __all__ = [
     "visible_gpus",
 ]
 
+#: Bytes of the GPU's memory that the launches of one group keep notes in.
+STATE_BYTES = 16
 #: Bytes of the handle by which another process opens an allocation.
 HANDLE_BYTES = 64
 
@@ -70,10 +73,15 @@ class Batch(Protocol):
 
 
 class Permit(NamedTuple):
-    """The words by which a launch may be forbidden to write, see signals.py."""
+    """How a launch is a part of a step: the addresses of `Permit` in reduce.cu."""
 
     cancelled: int
     skipped: int
+    begun: int
+    #: Memory of the GPU, of `STATE_BYTES` zeros.
+    state: int
+    #: What the launch sets to the step at its end; empty unless it is the last one.
+    done: Sequence[int]
 
 
 class Launch(Protocol):
@@ -109,6 +117,9 @@ class Driver(Protocol):
 
     def allocate(self, nbytes: int) -> int:
         """New device memory, which can be exported."""
+
+    def clear(self, address: int, nbytes: int) -> None:
+        """Set device memory to zero, at once."""
 
     def free(self, address: int) -> None:
         """Give memory of `allocate` back."""
@@ -252,6 +263,9 @@ class CudaDriver(Driver):
 
     def allocate(self, nbytes: int) -> int:
         return int(_checked(self._driver.cuMemAlloc(nbytes)))
+
+    def clear(self, address: int, nbytes: int) -> None:
+        _checked(self._driver.cuMemsetD8(address, 0, nbytes))
 
     def free(self, address: int) -> None:
         _checked(self._driver.cuMemFree(address))
@@ -410,8 +424,20 @@ class PermitWords(ctypes.Structure):
     _fields_ = (
         ("cancelled", ctypes.c_void_p),
         ("skipped", ctypes.c_void_p),
+        ("begun", ctypes.c_void_p),
+        ("verdict", ctypes.c_void_p),
+        ("arrived", ctypes.c_void_p),
+        ("done", ctypes.c_void_p * kernels.MAX_RANKS),
+        ("dones", ctypes.c_int),
         ("step", ctypes.c_uint32),
     )
+
+    @classmethod
+    def of(cls, permit: Permit, step: int = 0) -> PermitWords:
+        """The same for a launch."""
+        words = permit.cancelled, permit.skipped, permit.begun, permit.state, permit.state + 8
+        done = (ctypes.c_void_p * kernels.MAX_RANKS)(*permit.done)
+        return cls(*words, done, len(permit.done), step)
 
 
 class _CudaBatch:
@@ -446,7 +472,7 @@ class _CudaLaunch:
         arguments: tuple[Any, ...],
         permit: Permit,
     ) -> None:
-        self._permit = PermitWords(permit.cancelled, permit.skipped)
+        self._permit = PermitWords.of(permit)
         self._arguments = (*arguments, self._permit)
         # The driver reads each from its address, before it returns.
         places = (ctypes.c_void_p * len(self._arguments))(*map(ctypes.addressof, self._arguments))

@@ -10,6 +10,7 @@ import functools
 import itertools
 import operator
 import os
+import threading
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -113,9 +114,17 @@ def move_size(moves: Sequence[tuple[int, int, int]]) -> int:
     return max(size for size in _WORDS if not together % size)
 
 
-@functools.cache
 def compile(name: str, architecture: str) -> Kernel:  # noqa: A001
     """Compile an instantiation for an architecture such as "sm_90", once."""
+    with _lock:  # cuda.core cannot be imported by two threads at once
+        return _compiled(name, architecture)
+
+
+_lock = threading.Lock()
+
+
+@functools.cache
+def _compiled(name: str, architecture: str) -> Kernel:
     # Not for a factor of the operator: that is an argument and needs no kernel of its own.
     from cuda.core import Program
 

@@ -236,24 +236,57 @@ struct Divide {
 
 // ---- the kernels -------------------------------------------------------------------------------
 
-/// Whether a launch may still write: a rank that has given a call up may use its memory again.
-/// `cancelled` and `skipped` are words in the memory of the host, see signals.py.
+/// How a launch is a part of a step. A rank that gives a call up may use its memory again, so each
+/// launch asks whether it may still write; the last one of a step says that all is done. All but
+/// `verdict` and `arrived` are words in the memory of the host, see signals.py.
 struct Permit {
     const volatile uint32* cancelled;
-    volatile uint32* skipped;  // the first step that was not done because of that
+    volatile uint32* skipped;    // the first step that was not done because of that
+    volatile uint32* begun;      // the step that is done now
+    volatile uint64* verdict;    // a step, and in the last bit whether it is cancelled
+    uint32* arrived;             // blocks of the last launch that have ended
+    volatile uint32* done[64];   // what is set to the step at its end, by the last launch alone
+    int dones;
     uint32 step;
 };
 
-/// One thread of each block asks, before any of them writes. A block that has begun goes on: whoever
-/// has cancelled the call waits for the end of a launch that may have begun.
-inline bool is_cancelled(Permit permit) {
-    __shared__ uint32 cancelled;
+/// One block asks for all, because the memory of the host is far and answers one question after the
+/// other; the others wait for its verdict, in the memory of the GPU. It runs already: blocks begin
+/// in their order. First it says that the step has begun, and whoever cancels looks for that
+/// afterwards: so either we see that it is cancelled, or they see that we may be writing.
+inline bool is_cancelled(const Permit& permit) {
+    __shared__ bool cancelled;
     if (threadIdx.x == 0) {
-        cancelled = *permit.cancelled;
-        if (cancelled != 0 && *permit.skipped == 0) *permit.skipped = permit.step;
+        const uint64 step = static_cast<uint64>(permit.step) << 1;
+        if (blockIdx.x == 0 && blockIdx.y == 0 && (*permit.verdict | 1) != (step | 1)) {
+            *permit.begun = permit.step;
+            __threadfence_system();
+            const uint64 given_up = *permit.cancelled != 0;
+            if (given_up && *permit.skipped == 0) *permit.skipped = permit.step;
+            *permit.verdict = step | given_up;
+        }
+        uint64 verdict;
+        do {
+            verdict = *permit.verdict;
+        } while ((verdict | 1) != (step | 1));
+        cancelled = verdict & 1;
     }
     __syncthreads();
-    return cancelled != 0;
+    return cancelled;
+}
+
+/// The end of a launch, for each block: the last one says that the step is done, when what all
+/// blocks have written can be seen by everybody.
+inline void finish(const Permit& permit) {
+    if (permit.dones == 0) return;
+    __syncthreads();
+    if (threadIdx.x != blockDim.x - 1) return;
+    __threadfence();
+    const uint32 blocks = gridDim.x * gridDim.y;
+    if (atomicAdd(permit.arrived, 1) != blocks - 1) return;
+    *permit.arrived = 0;
+    __threadfence_system();
+    for (int i = 0; i < permit.dones; ++i) *permit.done[i] = permit.step;
 }
 
 /// Elements that one thread reads at once; W is a type of their size that is read in one piece.
@@ -262,6 +295,25 @@ union Block {
     W whole;
     T element[sizeof(W) / sizeof(T)];
 };
+
+template <class W>
+inline void store(void* to, W value) {
+    *static_cast<W*>(to) = value;
+}
+
+// Written out, because the compiler divides it into the elements that it was made from.
+template <>
+inline void store(void* to, uint4 value) {
+#ifdef __CUDA_ARCH__
+    asm volatile(
+        "{ .reg .u64 place; cvta.to.global.u64 place, %0;"
+        " st.global.v4.u32 [place], {%1, %2, %3, %4}; }" ::"l"(to),
+        "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+        : "memory");
+#else
+    *static_cast<uint4*>(to) = value;
+#endif
+}
 
 constexpr uint64 kBlock = sizeof(uint4);
 
@@ -302,20 +354,19 @@ inline void reduce_block(const Operands& all, uint64 index, double factor) {
     Block<T, W> result;
     for (int j = 0; j < width; ++j)
         result.element[j] = convert<T>(Last::apply(total[j], all.sources));
-    for (int i = 0; i < all.targets; ++i)
-        *reinterpret_cast<W*>(static_cast<T*>(all.target[i]) + index) = result.whole;
+#pragma unroll 1
+    for (int i = 0; i < all.targets; ++i) store(static_cast<T*>(all.target[i]) + index, result.whole);
 }
 
 /// target[t][i] = all source[s][i], combined in rank order; T: element type, A: accumulator type. A
 /// target may be a source but must not overlap one otherwise. Elements are aligned to their parts.
 template <class T, class A, class Op, class First, class Last>
-__global__ void reduce(Operands all, uint64 count, double factor, Permit permit) {
+inline void reduce_all(const Operands& all, uint64 count, double factor) {
     // Neighbouring threads take neighbouring blocks of 16 bytes, and all go on by the size of the
     // grid. A source is read once and each result stored once: (sources + targets) * count *
     // sizeof(T) bytes move, and nothing else, so that memory is the limit. Blocks lie at multiples
     // of 16 in all arrays: a few elements before the first block and after the last one are taken
     // one by one, and so are all if the arrays are not shifted alike.
-    if (is_cancelled(permit)) return;
     constexpr uint64 width = kBlock / sizeof(T);
     const uint64 first = number(all.target[0]);
     const uint64 before = -first % kBlock;  // bytes
@@ -334,6 +385,12 @@ __global__ void reduce(Operands all, uint64 count, double factor, Permit permit)
                                                factor);
 }
 
+template <class T, class A, class Op, class First, class Last>
+__global__ void reduce(Operands all, uint64 count, double factor, Permit permit) {
+    if (!is_cancelled(permit)) reduce_all<T, A, Op, First, Last>(all, count, factor);
+    finish(permit);
+}
+
 /// Parts of memory that are copied; the second index of a block says which part it works on.
 struct Moves {
     void* to[64];
@@ -343,10 +400,9 @@ struct Moves {
 
 /// Copies each part; T: a type as large as an element and as its alignment. Parts do not overlap.
 template <class T>
-__global__ void move(Moves all, Permit permit) {
+inline void move_all(const Moves& all) {
     // As in reduce: whole blocks of 16 bytes where both sides are shifted alike. 2 * count *
     // sizeof(T) bytes move for each part.
-    if (is_cancelled(permit)) return;
     constexpr uint64 width = kBlock / sizeof(T);
     T* const to = static_cast<T*>(all.to[blockIdx.y]);
     const T* const from = static_cast<const T*>(all.from[blockIdx.y]);
@@ -365,4 +421,10 @@ __global__ void move(Moves all, Permit permit) {
         const uint64 index = rest < head ? rest : rest + blocks * width;
         to[index] = from[index];
     }
+}
+
+template <class T>
+__global__ void move(Moves all, Permit permit) {
+    if (!is_cancelled(permit)) move_all<T>(all);
+    finish(permit);
 }
