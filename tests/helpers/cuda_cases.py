@@ -336,11 +336,7 @@ def sender_is_killed(group: Group) -> str:
         os.kill(os.getpid(), signal.SIGKILL)
     incoming = empty(2 * LARGE)
     work = dispatch.recv(group, buffers.view(incoming), 0, blocking=False)
-    work.meeting.wait()
-    deadline = time.monotonic() + 10
-    while not work.is_completed() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return outcome(work.wait)
+    return outcome(work.wait, 10)
 
 
 # ---- beside engine shm ----

@@ -443,7 +443,8 @@ def _engine_for_devices(
     Those that no engine of the group reaches go through the host's memory if they can.
     """
     found = engine
-    for buffer, name in zip((source, destination), names, strict=True):
+    pairs = ((source, names[0]), (destination, names[1]))
+    for buffer, name in pairs[:1] if source is destination else pairs:
         if buffer is None or buffer.device in engine.devices:
             continue
         reaching = group.engine_for(buffer.device)

@@ -96,7 +96,8 @@ class SerialExecutor:
         finally:
             with self._changed:
                 self._busy = False
-                self._changed.notify_all()
+                if self._serving or self._closed:
+                    self._changed.notify_all()
         return DONE
 
     def close(self, seconds: float) -> None:

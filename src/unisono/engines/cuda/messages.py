@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from unisono.engines.cuda.signals import BLOCK_BYTES, Block
 from unisono.engines.cuda.watchdog import Followed, Watchdog
 from unisono.engines.cuda.works import CudaWork
 from unisono.engines.shm.engine import ShmEngine
-from unisono.errors import MismatchError, PeerLost, UnisonoError, Unsupported
+from unisono.errors import CommTimeout, MismatchError, PeerLost, UnisonoError, Unsupported
 
 __all__ = ["Messages"]
 
@@ -148,7 +149,7 @@ class Messages:
         caller = inner_caller(self._host, call.timeout, blocking=False, site=call.site)
         told = self._host.recv(Call.recv(caller, room, call.peer, call.tag))
         if call.blocking:
-            source, _ = self._take(device, call, told, room, stream)
+            source, _ = self._take(device, call, told, room, stream, in_stream=True)
             done = _Received()
             done.source = source
             return done
@@ -159,7 +160,9 @@ class Messages:
             device.driver.enter()
             own = device.take_stream()
             after.delay(own)
-            work.source, end = self._take(device, call, told, room, own)
+            # The GPU has few queues, see Device.may_wait: streams that wait could hold up those by
+            # which this rank sends.
+            work.source, end = self._take(device, call, told, room, own, in_stream=False)
             device.give_stream(own, end)
             work.has_begun(end)
 
@@ -168,7 +171,13 @@ class Messages:
         return work
 
     def _take(
-        self, device: Device, call: Call, told: Work, room: Buffer, stream: int
+        self,
+        device: Device,
+        call: Call,
+        told: Work,
+        room: Buffer,
+        stream: int,
+        in_stream: bool,
     ) -> tuple[int, Moment]:
         told.wait()
         record = _Record(*_RECORD.unpack(room.array.tobytes()))
@@ -185,14 +194,31 @@ class Messages:
         if (record.dtype, record.elements) != (destination.dtype.code, destination.count):
             _refuse(signal)
             raise _mismatch(sender, record, destination)
-        signal.delay(stream, READY)
+        call = call._replace(peer=sender)
+        if in_stream:
+            signal.delay(stream, READY)
+        else:
+            self._await_ready(signal, call)
         if destination.count:
             source = self._address(device, Export.decoded(record.export))
             device.driver.copy(destination.address, source, destination.nbytes, stream)
         signal.write_later(stream, TAKEN)
         end = Moment(device, stream)
-        self._follow(device, end, call._replace(peer=sender), signal, READY)
+        self._follow(device, end, call, signal, READY)
         return sender, end
+
+    def _await_ready(self, signal: Signal, call: Call) -> None:
+        """Let the host wait until a message is there."""
+        until = time.monotonic() + call.timeout
+        pause = 1e-5
+        while not signal.has(READY):
+            time.sleep(pause)
+            pause = min(1.5 * pause, 1e-3)
+            fault = self._find_fault(signal, call)
+            if fault is None and time.monotonic() > until:
+                fault = CommTimeout(f"the GPU of rank {call.peer} has not sent the message")
+            if fault is not None:
+                raise fault
 
     def _block(self, device: Device, place: int) -> Block:
         with self._lock:
@@ -213,19 +239,20 @@ class Messages:
     def _follow(
         self, device: Device, end: Moment, call: Call, signal: Signal, awaited: int
     ) -> None:
-        peer = call.peer
-        assert peer is not None
-
-        def find_fault() -> UnisonoError | None:
-            if signal.is_refused():
-                return _refusal(call)
-            reason = self._host.lost_ranks().get(peer)
-            return None if reason is None else PeerLost(f"rank {peer} {reason}", [peer])
-
         def release(error: UnisonoError) -> None:
             signal.release(awaited)
 
-        self._watchdogs(device).follow(Followed(end, call, find_fault, release))
+        self._watchdogs(device).follow(
+            Followed(end, call, lambda: self._find_fault(signal, call), release)
+        )
+
+    def _find_fault(self, signal: Signal, call: Call) -> UnisonoError | None:
+        peer = call.peer
+        assert peer is not None
+        if signal.is_refused():
+            return _refusal(call)
+        reason = self._host.lost_ranks().get(peer)
+        return None if reason is None else PeerLost(f"rank {peer} {reason}", [peer])
 
 
 class _Received(Work):
