@@ -199,13 +199,17 @@ void in_steps(Context& c, std::size_t unit, Fill fill, Drain drain, Reads reads,
 
 /// broadcast: the root stages, the others copy out; with two slots the root is a chunk ahead.
 /// Barriers: 1 a chunk. Bytes staged: S, by the root. It alone has slots in its cache, so chunks of
-/// long buffers are twice as long as elsewhere.
+/// long buffers are twice as long as elsewhere. Two ranks keep both slots in their caches instead:
+/// what one writes the other reads at once, and a barrier of two is cheap.
 void broadcast(Context& c) {
     const bool root = c.me == c.arguments.root;
     const std::size_t total = c.share();
+    const bool both = c.n == 2;
     const std::size_t chunk =
-        std::min(c.chunk(total) * (total >= huge ? 2 : 1), c.group.slot_bytes());
-    const StoreMode result = c.copied_from_slots(total);
+        total >= huge && both
+            ? std::size_t{256} << 10
+            : std::min(c.chunk(total) * (total >= huge ? 2 : 1), c.group.slot_bytes());
+    const StoreMode result = both ? c.copied(total) : c.copied_from_slots(total);
     in_steps(
         c, chunk,
         [&](std::size_t step) {
