@@ -37,6 +37,9 @@ constexpr std::size_t mapped_from_bytes(Verb verb, int ranks) {
     return std::size_t{ranks <= 4 ? 16u : 32u} << 10;
 }
 
+/// Bytes of the cache that a core has for itself; 1 MiB where it is not known.
+std::size_t near_cache_bytes();
+
 /// How the parts of a call travel.
 enum class Way : unsigned char { staged, staged_again, direct };
 
@@ -123,6 +126,18 @@ struct Context {
     StoreMode result(std::size_t total) const {
         return total >= huge && arguments.source != arguments.target ? StoreMode::streaming
                                                                      : StoreMode::plain;
+    }
+
+    /// How parts are copied into a result of `total` bytes that is not read in this call. One that
+    /// is shorter than half of a core's own cache may still be there from an earlier call.
+    StoreMode copied(std::size_t total) const {
+        return total < near_cache_bytes() / 2 ? StoreMode::plain : StoreMode::whole;
+    }
+
+    /// The same for parts that come out of slots, in pieces, of which the C library does not know
+    /// how many follow.
+    StoreMode copied_from_slots(std::size_t total) const {
+        return total >= huge ? StoreMode::streaming : copied(total);
     }
 
     /// Bytes of a chunk for a buffer of `total` bytes: small enough for the cache, large enough

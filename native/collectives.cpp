@@ -199,13 +199,17 @@ void in_steps(Context& c, std::size_t unit, Fill fill, Drain drain, Reads reads,
 
 /// broadcast: the root stages, the others copy out; with two slots the root is a chunk ahead.
 /// Barriers: 1 a chunk. Bytes staged: S, by the root. It alone has slots in its cache, so chunks of
-/// long buffers are twice as long as elsewhere.
+/// long buffers are twice as long as elsewhere. Two ranks keep both slots in their caches instead:
+/// what one writes the other reads at once, and a barrier of two is cheap.
 void broadcast(Context& c) {
     const bool root = c.me == c.arguments.root;
     const std::size_t total = c.share();
+    const bool both = c.n == 2;
     const std::size_t chunk =
-        std::min(c.chunk(total) * (total >= huge ? 2 : 1), c.group.slot_bytes());
-    const StoreMode result = total >= huge ? StoreMode::streaming : StoreMode::plain;
+        total >= huge && both
+            ? std::size_t{256} << 10
+            : std::min(c.chunk(total) * (total >= huge ? 2 : 1), c.group.slot_bytes());
+    const StoreMode result = both ? c.copied(total) : c.copied_from_slots(total);
     in_steps(
         c, chunk,
         [&](std::size_t step) {
@@ -213,7 +217,7 @@ void broadcast(Context& c) {
             const std::size_t length = piece(total, step, chunk);
             c.group.commit_slot(length);
             c.k.copy_twice(c.group.slot(c.me), c.group.staging(), c.arguments.target + step * chunk,
-                           c.result(total), c.arguments.source + step * chunk, length);
+                           result, c.arguments.source + step * chunk, length);
         },
         [&](std::size_t step) {
             if (!root)
@@ -229,7 +233,7 @@ void all_gather(Context& c) {
     const bool collects = c.arguments.verb == Verb::all_gather || c.me == c.arguments.root;
     const std::size_t chunk = c.plain_chunk();
     const std::size_t own = c.share();
-    const StoreMode result = even_total(c) >= huge ? StoreMode::streaming : StoreMode::plain;
+    const StoreMode result = c.copied_from_slots(even_total(c));
     std::byte* own_part =
         collects ? c.arguments.target + part_offset(c, c.arguments.receives, c.me) : nullptr;
     in_steps(
@@ -264,6 +268,7 @@ void all_gather(Context& c) {
 void scatter(Context& c) {
     const bool root = c.me == c.arguments.root;
     const std::size_t cell = c.cell();
+    const StoreMode result = c.copied_from_slots(c.share());
     in_steps(
         c, cell,
         [&](std::size_t step) {
@@ -276,7 +281,7 @@ void scatter(Context& c) {
                 const std::byte* source =
                     c.arguments.source + part_offset(c, c.arguments.sends, peer) + step * cell;
                 if (peer == c.me)
-                    c.k.copy(c.arguments.target + step * cell, source, length, StoreMode::plain);
+                    c.k.copy(c.arguments.target + step * cell, source, length, result);
                 else
                     c.k.copy(c.group.slot(c.me) + static_cast<std::size_t>(peer) * stride, source,
                              length, c.group.staging());
@@ -285,7 +290,7 @@ void scatter(Context& c) {
         [&](std::size_t step) {
             if (root) return;
             c.k.copy(c.arguments.target + step * cell, c.cell_for_me(c.arguments.root),
-                     piece(c.share(), step, cell), StoreMode::plain);
+                     piece(c.share(), step, cell), result);
         },
         [&](int peer) { return peer == c.arguments.root; }, scatter_directly);
 }
@@ -308,7 +313,10 @@ void stage_cells(Context& c, std::size_t step, std::size_t cell) {
 /// place a step only overwrites what it has staged, because equal shares are at equal offsets.
 void all_to_all(Context& c) {
     const std::size_t cell = c.cell();
-    const StoreMode result = c.result(even_total(c));
+    // In place, what is overwritten has just been staged, and is in the cache.
+    const StoreMode result = c.arguments.source == c.arguments.target
+                                 ? StoreMode::plain
+                                 : c.copied_from_slots(even_total(c));
     in_steps(
         c, cell, [&](std::size_t step) { stage_cells(c, step, cell); },
         [&](std::size_t step) {
@@ -360,7 +368,7 @@ void run_alone(Context& c) {
         reduce_into(c, c.arguments.target, StoreMode::plain, nullptr, StoreMode::plain, &from,
                     bytes);
     } else if (c.arguments.verb != Verb::barrier) {
-        c.k.copy(c.arguments.target, c.arguments.source, bytes, StoreMode::plain);
+        c.k.copy(c.arguments.target, c.arguments.source, bytes, c.copied(bytes));
     }
 }
 

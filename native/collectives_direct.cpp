@@ -25,12 +25,7 @@ bool apart(const std::byte* one, std::size_t bytes, const std::byte* two, std::s
 
 /// Bytes of the cache that a core has for itself which pieces of peers' memory may take.
 std::size_t scratch_bytes() {
-    static const std::size_t bytes = [] {
-        const long cache = sysconf(_SC_LEVEL2_CACHE_SIZE);  // 0 where it is not known
-        return std::clamp(cache <= 0 ? 0 : static_cast<std::size_t>(cache) / 2,
-                          std::size_t{512} << 10, std::size_t{1} << 20);
-    }();
-    return bytes;
+    return std::clamp(near_cache_bytes() / 2, std::size_t{512} << 10, std::size_t{1} << 20);
 }
 
 /// Bytes of a slice of a block, for `total` bytes that `ranks` ranks reduce: long, because calls of
@@ -110,11 +105,18 @@ void reduce_from_peers(Context& c, const Offers& offers, const std::byte* own, s
 /// Copies a part of a peer into the result, which has `total` bytes.
 void read_part(Context& c, int peer, std::size_t offset, std::byte* target, std::size_t bytes,
                std::size_t total) {
-    c.group.read_peer(peer, c.group.memory(peer), offset, target, bytes,
-                      total >= huge ? StoreMode::streaming : StoreMode::plain);
+    c.group.read_peer(peer, c.group.memory(peer), offset, target, bytes, c.copied(total));
 }
 
 }  // namespace
+
+std::size_t near_cache_bytes() {
+    static const std::size_t bytes = [] {
+        const long cache = sysconf(_SC_LEVEL2_CACHE_SIZE);  // 0 where it is not known
+        return cache <= 0 ? std::size_t{1} << 20 : static_cast<std::size_t>(cache);
+    }();
+    return bytes;
+}
 
 void Context::first_barrier() {
     group.publish(arguments);
@@ -184,7 +186,7 @@ bool Context::source_stays() const {
 void broadcast_directly(Context& c) {
     const std::size_t total = c.share();
     if (c.me == c.arguments.root)
-        c.k.copy(c.arguments.target, c.arguments.source, total, c.result(total));
+        c.k.copy(c.arguments.target, c.arguments.source, total, c.copied(total));
     else
         read_part(c, c.arguments.root, 0, c.arguments.target, total, total);
     c.group.closing_barrier();
@@ -195,7 +197,7 @@ void all_gather_directly(Context& c) {
     const std::vector<std::uint64_t>& receives = c.arguments.receives;
     if (c.arguments.verb == Verb::all_gather || c.me == c.arguments.root) {
         c.k.copy(c.arguments.target + part_offset(c, receives, c.me), c.arguments.source, c.share(),
-                 c.result(even_total(c)));
+                 c.copied(even_total(c)));
         for (int i = 1; i < c.n; ++i) {
             const int peer = (c.me + i) % c.n;
             read_part(c, peer, 0, c.arguments.target + part_offset(c, receives, peer),
@@ -209,7 +211,7 @@ void all_gather_directly(Context& c) {
 void scatter_directly(Context& c) {
     if (c.me == c.arguments.root)
         c.k.copy(c.arguments.target, c.arguments.source + part_offset(c, c.arguments.sends, c.me),
-                 c.share(), c.result(even_total(c)));
+                 c.share(), c.copied(even_total(c)));
     else
         read_part(c, c.arguments.root, c.offset_at(c.arguments.root), c.arguments.target, c.share(),
                   even_total(c));
@@ -220,7 +222,7 @@ void scatter_directly(Context& c) {
 void all_to_all_directly(Context& c) {
     c.k.copy(c.arguments.target + part_offset(c, c.arguments.receives, c.me),
              c.arguments.source + part_offset(c, c.arguments.sends, c.me), c.bytes(c.me, c.me),
-             c.result(even_total(c)));
+             c.copied(even_total(c)));
     for (int i = 1; i < c.n; ++i) {
         const int peer = (c.me + i) % c.n;
         read_part(c, peer, c.offset_at(peer),

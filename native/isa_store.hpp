@@ -95,6 +95,10 @@ void copy(void* to, const void* from, std::size_t bytes, StoreMode store) {
     if (to == from || bytes == 0) return;  // an empty buffer may have no address
     auto* out = static_cast<char*>(to);
     const auto* in = static_cast<const char*>(from);
+    if (store == StoreMode::whole) {
+        std::memcpy(out, in, bytes);
+        return;
+    }
     const bool stream = streamable(to, store);
     if (stream) {
         const std::size_t head = before_line(to, bytes);
@@ -122,6 +126,10 @@ void copy_twice(void* to, StoreMode store, void* also, StoreMode also_store, con
                 std::size_t bytes) {
     if (to == from || bytes == 0) return copy(also, from, bytes, also_store);
     if (also == from) return copy(to, from, bytes, store);
+    if (also_store == StoreMode::whole) {  // the second read is from the cache
+        copy(to, from, bytes, store);
+        return copy(also, from, bytes, also_store);
+    }
     auto* out = static_cast<char*>(to);
     auto* out_too = static_cast<char*>(also);
     const auto* in = static_cast<const char*>(from);

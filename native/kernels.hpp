@@ -9,8 +9,11 @@ namespace unisono {
 
 /// How to store: into the cache as usual, or past it. Streaming stores do not have to fetch a line
 /// back from the peer that has just read it, nor read memory that they are going to overwrite.
-/// They are not ordered by a release store: call `fence` before publishing them.
-enum class StoreMode : unsigned char { plain, streaming };
+/// They are not ordered by a release store: call `fence` before publishing them. `whole`: copies
+/// as the C library does, which knows the processor: lines of a long target are not read before
+/// they are overwritten, and still stay in the cache. It only pays where the target is not in the
+/// cache already; what is not a copy stores plainly then.
+enum class StoreMode : unsigned char { plain, streaming, whole };
 
 struct Kernels {
     const char* isa;

@@ -233,7 +233,8 @@ void test_copies(const Kernels& k) {
     for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i * 7 + i / 251);
     for (const std::size_t bytes : {0, 1, 255, 256, 257, 4096, 4999})
         for (const std::size_t shift : {0, 1, 16, 64})
-            for (const StoreMode store : {StoreMode::plain, StoreMode::streaming}) {
+            for (const StoreMode store :
+                 {StoreMode::plain, StoreMode::streaming, StoreMode::whole}) {
                 std::fill(to.begin(), to.end(), 'x');
                 std::fill(also.begin(), also.end(), 'x');
                 k.copy(to.data() + shift, from.data(), bytes, store);
@@ -242,6 +243,14 @@ void test_copies(const Kernels& k) {
                 CHECK(to[shift + bytes] == 'x');
                 std::fill(to.begin(), to.end(), 'x');
                 k.copy_twice(to.data() + shift, store, also.data(), StoreMode::streaming,
+                             from.data(), bytes);
+                fence();
+                CHECK(std::memcmp(to.data() + shift, from.data(), bytes) == 0);
+                CHECK(std::memcmp(also.data(), from.data(), bytes) == 0);
+                CHECK(to[shift + bytes] == 'x' && also[bytes] == 'x');
+                std::fill(to.begin(), to.end(), 'x');
+                std::fill(also.begin(), also.end(), 'x');
+                k.copy_twice(also.data(), StoreMode::streaming, to.data() + shift, store,
                              from.data(), bytes);
                 fence();
                 CHECK(std::memcmp(to.data() + shift, from.data(), bytes) == 0);
