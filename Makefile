@@ -193,7 +193,6 @@ rest-general: .venv/.installed .venv/.dev
 
 # One at a time: each pool has a context on the GPU for every rank.
 test-gpu: export UNISONO_TEST_ENGINES = cuda
-test-gpu: export UNISONO_CUDA = try
 test-gpu: .venv/.installed .venv/.dev
 	$(BIN)/python -m pytest -m each_engine $(wildcard tests/engines/*.py) $(FACES)
 	$(BIN)/python -m pytest tests/torch/backend/test_shared_gpu.py

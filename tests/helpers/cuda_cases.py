@@ -104,6 +104,83 @@ def memory_is_kept(group: Group) -> None:
     dispatch.barrier(group)
 
 
+# ---- the same call again ----
+
+
+def _dialect(group: Group) -> None:
+    if not dist.is_initialized():
+        groups.unclaim()
+        dist.init_process_group("unisono")
+
+
+def calls_again(group: Group) -> None:
+    """A call that was made before goes a shorter way, and is a call like others in all respects."""
+    _dialect(group)
+    group.repeats.clear()
+    array = asarray(np.ones(3, np.float32))
+    for times in range(1, 6):
+        before = group.calls
+        dist.all_reduce(array)
+        assert set(array.tolist()) == {float(group.size**times)}
+        assert group.calls == before + 1
+    assert len(group.repeats) == 1
+    dist.all_reduce(array, dist.ReduceOp.MAX)  # another one
+    assert set(array.tolist()) == {float(group.size**5)} and len(group.repeats) == 2
+    part = dist.new_group(list(range(group.size)))
+    dist.all_reduce(array, dist.ReduceOp.MAX, group=part)
+    dist.all_reduce(array, dist.ReduceOp.MAX, group=part)
+    work = dist.all_reduce(array, async_op=True)
+    dist.all_reduce(array)
+    work.wait()
+    assert set(array.tolist()) == {float(group.size**7)}
+    dist.destroy_process_group(part)
+    assert not part.repeats
+
+
+def calls_again_on_other_memory(group: Group) -> None:
+    """An address may be that of another block, if the one before was freed."""
+    _dialect(group)
+    seen = []
+    for turn in range(8):
+        array = asarray(np.full(LARGE, turn, np.float32))
+        for _ in range(2):
+            dist.all_reduce(array)
+        assert set(array.tolist()) == {float(turn * group.size**2)}, turn
+        seen.append(array.data.ptr)
+        dist.barrier()
+        del array
+        time.sleep(0.01)
+    assert len(gpu().opened) <= 4 * (group.size - 1)
+
+
+def calls_again_that_differ(group: Group) -> list[str]:
+    """One rank makes another call than the one before; the others see that in the short way."""
+    _dialect(group)
+    array = asarray(np.ones(5, np.float32))
+    for _ in range(3):
+        dist.all_reduce(array)
+    last = group.size - 1
+    op = dist.ReduceOp.MAX if group.rank == last else dist.ReduceOp.SUM
+    text = outcome(dist.all_reduce, array, op)
+    dist.all_reduce(array)
+    assert set(array.tolist()) == {float(group.size**4)}
+    return [text, str(group.calls)]
+
+
+def a_rank_dies_before_the_call_again(group: Group) -> list[str]:
+    _dialect(group)
+    array = asarray(np.ones(LARGE, np.float32))
+    for _ in range(3):
+        dist.all_reduce(array)
+    array.get()
+    dist.barrier()
+    if group.rank == group.size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    texts = [outcome(dist.all_reduce, array) for _ in range(2)]
+    array.get()
+    return texts
+
+
 # ---- shared memory ----
 
 
@@ -366,8 +443,7 @@ def chosen_by_itself(group: Group) -> list[str]:
 def both_faces(group: Group) -> None:
     from unisono.mindspore.communication import comm_func
 
-    groups.unclaim()
-    dist.init_process_group("unisono")
+    _dialect(group)
     size, rank = group.size, group.rank
     x = asarray(np.full((2, 3), rank + 1, np.float32))
     dist.all_reduce(x)
@@ -388,9 +464,7 @@ def calls_that_compute_on_the_host(group: Group) -> None:
     from unisono.mindspore.communication import comm_func
 
     size, rank = group.size, group.rank
-    if not dist.is_initialized():
-        groups.unclaim()
-        dist.init_process_group("unisono")
+    _dialect(group)
     y = comm_func.reduce(asarray(np.ones(3)), 0)
     y = y[0] if isinstance(y, tuple) else y
     assert y.tolist() == [float(size if rank == 0 else 0)] * 3

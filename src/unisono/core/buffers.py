@@ -30,8 +30,10 @@ __all__ = [
     "check_writable",
     "concatenated",
     "current_stream",
+    "current_stream_of",
     "device_index",
     "expect_message",
+    "fingerprint",
     "unpack_into",
     "is_tensor",
     "move_to_host",
@@ -487,6 +489,30 @@ def current_stream(buffer: Buffer) -> int:
     if _is_cupy(owner):
         return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
     return _torch_stream()(owner.get_device())
+
+
+def current_stream_of(tensor: Any) -> int:
+    """The same for the GPU of a tensor, as `fingerprint` knows it."""
+    if _VIEWERS[type(tensor)] is _view_cupy:
+        return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
+    return _torch_stream()(tensor.get_device())
+
+
+def fingerprint(tensor: Any) -> tuple[object, ...] | None:
+    """Where a tensor is, how long and of what dtype, if its whole memory is just its elements.
+
+    It costs a fraction of `view`, but only knows torch's own tensors and CuPy's, seen before.
+    """
+    viewer = _VIEWERS.get(type(tensor))
+    if viewer is _view_torch:
+        if type(tensor) is not sys.modules["torch"].Tensor or tensor.requires_grad:
+            return None
+        if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
+            return None
+        return tensor.data_ptr(), tensor.numel(), tensor.dtype
+    if viewer is _view_cupy and tensor.flags.c_contiguous:
+        return tensor.data.ptr, tensor.size, tensor.dtype
+    return None
 
 
 def _is_cupy(owner: object) -> bool:

@@ -18,7 +18,7 @@ from unisono.core.buffers import Buffer
 from unisono.core.call import Call, Caller, Counts
 from unisono.core.debugging import profiler
 from unisono.core.engine import DONE, Engine, ReduceOp, Work
-from unisono.core.fast import registration
+from unisono.core.fast import registration, repeats
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, ArgumentTypeError, NotReady, UnisonoError, Unsupported
 
@@ -359,7 +359,10 @@ def _caller(
 def _run(verb: Callable[[Call], Work], call: Call, group: Group) -> Work:
     """Make a call, and show it to torch's profiler if that is on."""
     if not profiler.is_on():
-        return _finish(verb(call), call, group)
+        work = _finish(verb(call), call, group)
+        if buffers.saw_device_tensor and call.blocking:
+            repeats.remember(group, verb.__self__, call)  # type: ignore[attr-defined]
+        return work
     with profiler.span(call, group) as span:
         work = _finish(verb(call), call, group)
         span.follow(work)

@@ -329,6 +329,14 @@ class Engine(ABC):
     def barrier(self, call: Call) -> Work:
         """End when every rank has called it."""
 
+    def repeat(self, call: Call) -> Callable[[Sequence[Any], int], bool] | None:
+        """A short way to make a blocking call again that has just ended; None if there is none.
+
+        It takes tensors with the same memory, which it keeps as long as they are used, and the
+        number of the call; and tells whether it has made it.
+        """
+        return None
+
     @abstractmethod
     def split(self, ranks: Sequence[int], key: str) -> Engine:
         """Make the engine of the subgroup `ranks`; called by its members only.

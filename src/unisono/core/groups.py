@@ -8,8 +8,9 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from unisono.core import environment, registry
 from unisono.core.arguments import as_ints
@@ -55,7 +56,17 @@ class Group:
     (3, -1, 3)
     """
 
-    __slots__ = ("_calls", "_companions", "_state", "engine", "name", "rank", "ranks", "size")
+    __slots__ = (
+        "_calls",
+        "_companions",
+        "_state",
+        "engine",
+        "name",
+        "rank",
+        "ranks",
+        "repeats",
+        "size",
+    )
 
     def __init__(
         self,
@@ -71,6 +82,8 @@ class Group:
         self.engine = engine
         self.rank = _Number(rank)
         self._calls = 0
+        #: Calls that may be made again in a short way, see fast/repeats.py.
+        self.repeats: dict[object, Callable[[Sequence[Any], int], bool]] = {}
         self._companions: dict[str, Engine | None] = {}  # by the device whose memory they reach
         self._state = state or _State()
         if engine is not None:
@@ -96,6 +109,7 @@ class Group:
         return self._companions[device]
 
     def _close_companions(self) -> None:
+        self.repeats.clear()
         while self._companions:
             companion = self._companions.popitem()[1]
             if companion is not None:

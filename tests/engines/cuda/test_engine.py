@@ -43,6 +43,7 @@ def alone(all_worlds: worlds.Worlds) -> Callable[..., list[Any]]:
         cuda_cases.waiting_twice_in_two_streams,
         cuda_cases.the_host_does_not_wait,
         cuda_cases.memory_is_kept,
+        cuda_cases.calls_again,
         cuda_cases.memory_that_cannot_be_shared,
         cuda_cases.message_to_itself,
         cuda_cases.both_faces,
@@ -59,6 +60,7 @@ def test_calls(run, ranks, case):
     [
         cuda_cases.pieces_of_a_block,
         cuda_cases.freed_blocks_are_closed,
+        cuda_cases.calls_again_on_other_memory,
         cuda_cases.nothing_is_left,
         cuda_cases.messages,
         cuda_cases.messages_in_any_order,
@@ -74,6 +76,20 @@ def test_ranks_that_disagree_all_hear_of_it(run):
         assert "float32 x 4" in texts[0] and "float32 x 6" in texts[0]
         assert "rank 0: all_reduce float64" in texts[1]
         assert "rank 0: broadcast float32 x 4 root 0" in texts[2]
+
+
+def test_a_call_that_differs_from_the_one_before(run):
+    for text, calls in run(3, cuda_cases.calls_again_that_differ):
+        assert text.startswith("MismatchError: ranks disagree in call"), text
+        assert f"call {int(calls) - 1} of the group" in text
+        assert "ranks 0, 1: all_reduce float32 x 5 sum" in text and "cuda_cases.py:" in text
+
+
+@pytest.mark.thorough
+def test_a_rank_that_dies_before_a_call_is_made_again(alone):
+    for texts in alone(3, cuda_cases.a_rank_dies_before_the_call_again, dying=[2]):
+        for text in texts:
+            assert text.startswith("PeerLost: rank 2 ") and "was killed by SIGKILL" in text, text
 
 
 @pytest.mark.thorough

@@ -77,28 +77,36 @@ class SerialExecutor:
 
     def submit(self, task: _Task, blocking: bool) -> Work:
         """Run a call, or queue it if the caller does not wait or others are before it."""
+        if blocking and not self._always_apart and self.begin():
+            try:
+                task()
+            finally:
+                self.end()
+            return DONE
         with self._changed:
             if self._closed:
                 raise NotReady("the engine is closed")
-            if blocking and not (self._always_apart or self._busy or self._queue):
-                self._busy = True
-                work = None
-            else:
-                work = DeferredWork(task)
-                self._queue.append(work)
-                self._serve_soon()
-        if work is not None:
-            if blocking:
-                work.wait()
-            return work
-        try:
-            task()
-        finally:
-            with self._changed:
-                self._busy = False
-                if self._serving or self._closed:
-                    self._changed.notify_all()
-        return DONE
+            work = DeferredWork(task)
+            self._queue.append(work)
+            self._serve_soon()
+        if blocking:
+            work.wait()
+        return work
+
+    def begin(self) -> bool:
+        """Let the caller run a call itself, until `end`, if no other one is there."""
+        with self._changed:
+            if self._closed or self._busy or self._queue:
+                return False
+            self._busy = True
+            return True
+
+    def end(self) -> None:
+        """Let other calls run."""
+        with self._changed:
+            self._busy = False
+            if self._serving or self._closed:
+                self._changed.notify_all()
 
     def close(self, seconds: float) -> None:
         """Let queued calls go on for `seconds`, then give them up; closing twice is allowed."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
@@ -23,16 +24,17 @@ from unisono.engines.common.inner_calls import inner_caller
 from unisono.engines.common.reductions import Array
 from unisono.engines.cuda.collectives import Places, launches, work
 from unisono.engines.cuda.gpu.device import Device
-from unisono.engines.cuda.gpu.driver import Launch
+from unisono.engines.cuda.gpu.driver import PreparedLaunch
 from unisono.engines.cuda.gpu.sharing import EXPORT_BYTES, NOTHING, Export
 from unisono.engines.cuda.signals import LEADER, Signals
 from unisono.engines.shm.engine import ShmEngine
 
-__all__ = ["Agreement", "Lending"]
+__all__ = ["Agreed", "Agreement", "Lending"]
 
 _FREED = struct.Struct("<4Q")  # numbers of blocks; 0 for none
 _NONE_FREED = bytes(_FREED.size)
 _NO_EXPORT = NOTHING.encoded()
+_DIGEST_BYTES = 16
 _REMEMBERED = 1024  # of each kind
 
 
@@ -42,6 +44,17 @@ class Lending(NamedTuple):
     places: Places
     source: Export | None
     destination: Export | None
+
+
+class Agreed(NamedTuple):
+    """What ranks have agreed on in one call, and what they said for it."""
+
+    #: Without its memory, which may go.
+    call: Call
+    lending: Lending
+    mine: bytes
+    table: bytes
+    launches: list[PreparedLaunch]
 
 
 class Agreement:
@@ -56,31 +69,63 @@ class Agreement:
         self._processes = processes
         self._told = 0  # how many of the freed blocks the others know of
         self._descriptions: dict[tuple[object, ...], bytes] = {}
-        self._agreed: dict[tuple[bytes, Places], list[Launch]] = {}
+        self._agreed: dict[tuple[bytes, Places], list[PreparedLaunch]] = {}
+        #: The last call, unless there was more to tell than what is called.
+        self.last: Agreed | None = None
         described = consistency.Descriptor("", "", "", 0, False, "").encoded()
         self._described = len(described) - consistency.SITE_BYTES
-        self._edges = np.cumsum([self._described, 2 * EXPORT_BYTES, _FREED.size]).tolist()
+        lengths = [self._described + _DIGEST_BYTES, 2 * EXPORT_BYTES, _FREED.size]
+        self._edges = np.cumsum(lengths).tolist()
         # The memory of the exchange, the same each time.
         self._own = np.zeros(self._edges[-1], np.uint8)
         self._all = np.empty((host.size, self._edges[-1]), np.uint8)
         self._exchange = host.exchange_of(view(self._own), view(self._all.reshape(-1)))
         self._mine = b""
 
-    def reach(self, call: Call, lending: Lending) -> list[Launch]:
+    def reach(self, call: Call, lending: Lending) -> list[PreparedLaunch]:
         """What to launch, if this is the leader.
 
         Raises a mismatch, on all ranks, if they do not call the same.
         """
         exports = [_NO_EXPORT if one is None else one.encoded() for one in lending[1:]]
         mine = b"".join((self._description(call), *exports, self._freed()))
+        return self._conclude(call, lending, mine, self._tell(mine, call.timeout))
+
+    def may_reach_again(self, agreed: Agreed) -> bool:
+        """Whether there is nothing to tell but what was told before."""
+        exports = self._device.exports
+        lending = agreed.lending
+        return (
+            self._told == len(exports.freed)
+            and (lending[1] is None or exports.find(lending.places.source) is lending[1])
+            and (lending[2] is None or exports.find(lending.places.destination) is lending[2])
+        )
+
+    def reach_again(self, agreed: Agreed, number: int) -> list[PreparedLaunch]:
+        """The same as `reach`, for a call of this number."""
+        call, lending, mine, before, launches = agreed
+        table = self._tell(mine, call.timeout)
+        if table == before:
+            return launches
+        return self._conclude(call._replace(number=number), lending, mine, table)
+
+    def _tell(self, mine: bytes, timeout: float) -> bytes:
+        """What all ranks tell."""
         if mine != self._mine:
             self._own[:] = np.frombuffer(mine, np.uint8)
             self._mine = mine
-        self._exchange(call.timeout)
-        key = self._all.tobytes(), lending.places
+        self._exchange(timeout)
+        return self._all.tobytes()
+
+    def _conclude(
+        self, call: Call, lending: Lending, mine: bytes, table: bytes
+    ) -> list[PreparedLaunch]:
+        key = table, lending.places
         agreed = self._agreed.get(key)
         if agreed is not None:
+            self._note(call, lending, mine, table, agreed)
             return agreed
+        self.last = None
         rows = [row.tobytes() for row in self._all]
         counts = self._compare(call, mine, rows)
         start, middle, end = self._edges
@@ -88,19 +133,25 @@ class Agreement:
             if row[middle:end] != _NONE_FREED:
                 for number in _FREED.unpack(row[middle:end]):
                     self._device.imports.close(process, number)
-        todo: list[Launch] = []
+        todo: list[PreparedLaunch] = []
         if self._host.rank == LEADER:
             places = [self._open(row[start:middle]) for row in rows]
             places[LEADER] = lending.places
             sends = None if counts is None else counts[:, 0]
             moves = work(call, places, sends)
             todo = launches(self._device.driver, call, moves, self._signals.permit)
-        # Counts that differ are not in the rows.
-        if counts is None and all(row[middle:end] == _NONE_FREED for row in rows):
+        if all(row[middle:end] == _NONE_FREED for row in rows):
             if len(self._agreed) >= _REMEMBERED:
                 self._agreed.clear()
             self._agreed[key] = todo
+            self._note(call, lending, mine, table, todo)
         return todo
+
+    def _note(
+        self, call: Call, lending: Lending, mine: bytes, table: bytes, todo: list[PreparedLaunch]
+    ) -> None:
+        bare = call._replace(source=None, destination=None)
+        self.last = Agreed(bare, lending, mine, table, todo)
 
     def _open(self, data: bytes) -> Places:
         """Where the memory of another rank is here."""
@@ -143,13 +194,16 @@ class Agreement:
             call.root,
             call.uneven,
             call.backward,
+            (tuple(call.sends), tuple(call.receives)) if call.uneven else None,
         )
         found = self._descriptions.get(key)
         if found is None:
             if len(self._descriptions) >= _REMEMBERED:
                 self._descriptions.clear()
             encoded = consistency.Descriptor.of(call).encoded()
-            found = encoded.tobytes()[: self._described]
+            # Counts have no room here, but what was agreed on must not be taken for others.
+            digest = blake2b(repr(key[-1]).encode(), digest_size=_DIGEST_BYTES).digest()
+            found = encoded.tobytes()[: self._described] + digest
             self._descriptions[key] = found
         return found
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from unisono.core.call import Call
 from unisono.engines.common.reductions import Array
-from unisono.engines.cuda.gpu.driver import Driver, Launch, Move, Permit
+from unisono.engines.cuda.gpu.driver import Driver, Move, Permit, PreparedLaunch
 from unisono.engines.cuda.gpu.kernels import MAX_MOVES
 
 __all__ = ["Places", "Reduction", "launches", "work"]
@@ -77,7 +77,7 @@ def work(call: Call, places: Sequence[Places], sends: Array | None) -> _Work:
     return _VERBS[call.verb](_Layout(call, places, sends))
 
 
-def launches(driver: Driver, call: Call, todo: _Work, permit: Permit) -> list[Launch]:
+def launches(driver: Driver, call: Call, todo: _Work, permit: Permit) -> list[PreparedLaunch]:
     """Make the launches ready that do it, as few as there can be."""
     every = list(todo)
     reductions = [one for one in every if isinstance(one, Reduction) and one.length]

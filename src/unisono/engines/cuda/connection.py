@@ -13,10 +13,10 @@ from unisono.core.buffers import Buffer, view
 from unisono.core.call import Call
 from unisono.core.engine import DRAIN_SECONDS, Work
 from unisono.engines.common.inner_calls import inner_caller
-from unisono.engines.cuda.agreement import Agreement, Lending
+from unisono.engines.cuda.agreement import Agreed, Agreement, Lending
 from unisono.engines.cuda.collectives import Places
 from unisono.engines.cuda.gpu.device import Device, Moment
-from unisono.engines.cuda.gpu.driver import Launch
+from unisono.engines.cuda.gpu.driver import PreparedLaunch
 from unisono.engines.cuda.gpu.kernels import MAX_RANKS
 from unisono.engines.cuda.gpu.sharing import Export
 from unisono.engines.cuda.scratch import Scratch
@@ -25,7 +25,7 @@ from unisono.engines.cuda.watchdog import Followed, Watchdog
 from unisono.engines.shm.engine import ShmEngine
 from unisono.errors import CommTimeout, MismatchError, PeerLost, UnisonoError, Unsupported
 
-__all__ = ["Connection", "Meeting", "Step"]
+__all__ = ["Connection", "Meeting", "StreamStep"]
 
 _SEARCH_SECONDS = 0.1  # between two looks at the other ranks
 #: How long a rank that has given up waits for work of the leader that has begun: kernels are short.
@@ -81,7 +81,7 @@ class Meeting:
             self._connection.close()
 
 
-class Step:
+class StreamStep:
     """A call of the group in a stream; it has come to its end when the stream has passed it."""
 
     __slots__ = ("_connection", "_failure", "_has_passed", "number")
@@ -136,11 +136,11 @@ class Connection:
         self._agreement = Agreement(self._host, device, self.signals, processes)
         self._watchdog = watchdog
         self._steps = 0
-        self._underway: deque[Step] = deque()
+        self._underway: deque[StreamStep] = deque()
         self._failure: UnisonoError | None = None
         self._gave_up = 0.0  # when
 
-    def run(self, call: Call, stream: int, after: Moment | None, in_stream: bool) -> Step:
+    def run(self, call: Call, stream: int, after: Moment | None, in_stream: bool) -> StreamStep:
         """Put a call into a stream, and return when the hosts have met: not when it has run.
 
         Unless the stream may not wait for other ranks: then the host does, until all is done.
@@ -161,6 +161,42 @@ class Connection:
             self._await_leader()
             raise
         return self._follow(call)
+
+    def last(self, call: Call) -> Agreed | None:
+        """What `run_again` wants to know of this call, which was the last one."""
+        agreed = self._agreement.last
+        if agreed is None or (agreed.call.verb, agreed.call.number) != (call.verb, call.number):
+            return None
+        places = agreed.lending.places
+        for buffer, place in ((call.source, places.source), (call.destination, places.destination)):
+            if buffer is not None and buffer.address != place:
+                return None  # it goes through scratch
+        return agreed
+
+    def run_again(
+        self, agreed: Agreed, stream: int, kept: object, number: int
+    ) -> StreamStep | None:
+        """`run` in the caller's stream, for a call that it has run before; None if it cannot."""
+        if self._failure is not None or not self._agreement.may_reach_again(agreed):
+            return None
+        try:
+            launches = self._agreement.reach_again(agreed, number)
+            self._steps = step = self._steps + 1
+            if self._host.rank != LEADER:
+                self.signals.take_part.run(stream, step)
+            else:
+                self.signals.wait_ready.run(stream, step)
+                for launch in launches:
+                    launch.run(stream, step)
+                if not launches:
+                    self.signals.tell_done.run(stream, step)
+        except MismatchError:
+            raise
+        except UnisonoError as error:
+            self._give_up(error)
+            self._await_leader()
+            raise
+        return self._follow(agreed.call, kept)
 
     def _lend(self, call: Call) -> Lending:
         """Say where the leader finds this rank's memory: where the caller has it, or in scratch."""
@@ -193,7 +229,7 @@ class Connection:
         self,
         call: Call,
         places: Places,
-        launches: Sequence[Launch],
+        launches: Sequence[PreparedLaunch],
         stream: int,
         in_stream: bool,
     ) -> None:
@@ -249,13 +285,13 @@ class Connection:
             if fault is not None:
                 raise fault
 
-    def _follow(self, call: Call) -> Step:
+    def _follow(self, call: Call, kept: object = None) -> StreamStep:
         """Look after a call, and keep its memory, until the stream has passed it."""
-        step = Step(self, self._steps)
+        step = StreamStep(self, self._steps)
         while self._underway and self._underway[0].has_come():
             self._underway.popleft()
         self._underway.append(step)
-        self._watchdog.follow(Followed(step, call, self._find_fault, self._give_up))
+        self._watchdog.follow(Followed(step, call, self._find_fault, self._give_up, kept))
         return step
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from unisono.core.environment import Launch
 from unisono.core.groups import Group
 from unisono.core.trace import RankReport
 from unisono.engines.common.executor import SerialExecutor
-from unisono.engines.cuda.connection import Meeting, Step
+from unisono.engines.cuda.connection import Meeting, StreamStep
 from unisono.engines.cuda.gpu import driver
 from unisono.engines.cuda.gpu.device import Device, Moment, Waiting, device_at
 from unisono.engines.cuda.messages import Messages
@@ -160,6 +160,35 @@ class CudaEngine(Engine):
     def _watchdog(self, device: Device) -> Watchdog:
         return self._watchdogs.setdefault(device, Watchdog(device))
 
+    def repeat(self, call: Call) -> Callable[[Sequence[Any], int], bool] | None:
+        buffer = call.destination or call.source
+        meeting = self._meeting
+        if meeting is None or buffer is None or buffer.device == "cpu":
+            return None
+        connection = meeting.connection()
+        agreed = connection.last(call)
+        if agreed is None:
+            return None
+        device = device_at(buffers.device_index(buffer))
+
+        def again(tensors: Sequence[Any], number: int) -> bool:
+            if threading.get_ident() != _main.ident or not self._executor.begin():
+                return False
+            try:
+                stream = buffers.current_stream_of(tensors[0])
+                waiting = device.may_wait(self, stream)
+                if waiting is None:
+                    return False
+                device.driver.enter()
+                step = connection.run_again(agreed, stream, tensors, number)
+                if step is not None:
+                    waiting.end = step
+                return step is not None
+            finally:
+                self._executor.end()
+
+        return again
+
     # ---- groups ----
 
     def split(self, ranks: Sequence[int], key: str) -> CudaEngine:
@@ -234,7 +263,7 @@ def _run(
     stream: int,
     after: Moment | None,
     waiting: Waiting | None,
-) -> Step:
+) -> StreamStep:
     device.driver.enter()  # perhaps in another thread than the caller's
     connection = meeting.connection()
     if waiting is None:

@@ -25,7 +25,7 @@ _IDLE_SECONDS = 1.0  # that the thread stays without calls
 class Followed:
     """A call that is in a stream; keeps the memory of the call."""
 
-    __slots__ = ("began", "call", "end", "find_fault", "is_reported", "release")
+    __slots__ = ("began", "call", "end", "find_fault", "is_reported", "kept", "release")
 
     def __init__(
         self,
@@ -33,9 +33,12 @@ class Followed:
         call: Call,
         find_fault: Callable[[], UnisonoError | None],
         release: Callable[[UnisonoError], None],
+        kept: object = None,
     ) -> None:
         self.end = end
         self.call = call
+        #: Other tensors with the memory of the call.
+        self.kept = kept
         #: The error of a call that cannot end any more.
         self.find_fault = find_fault
         #: Lets the stream go on after such an error; called again until it has.

@@ -44,7 +44,7 @@ def operator_of(opts: Any, data: Buffer | None = None) -> ReduceOp:
     if opts is None:
         return ReduceOp.SUM
     given = opts.reduceOp
-    op = OPERATORS.get(given.op.value) or ReduceOp.premul_sum(given.factor)
+    op = OPERATORS.get(given.op.value) or ReduceOp.premul_sum(arguments.factor_of(given))
     if data is not None:
         arguments.check_operator(op, data)
     return op

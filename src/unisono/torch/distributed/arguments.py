@@ -27,6 +27,7 @@ __all__ = [
     "group_of",
     "handle",
     "is_member",
+    "factor_of",
     "members",
     "operator",
     "root",
@@ -170,9 +171,15 @@ def _from_torch(op: Any) -> ReduceOp:
     if not getattr(type(kind), "__module__", "").startswith("torch") or not hasattr(ReduceOp, name):
         raise ArgumentTypeError(f"expected a ReduceOp, got {op!r}")
     if name == "PREMUL_SUM":
-        return ReduceOp.premul_sum(getattr(op, "factor", 1.0))
+        return ReduceOp.premul_sum(factor_of(op))
     found: ReduceOp = getattr(ReduceOp, name)
     return found
+
+
+def factor_of(op: Any) -> Any:
+    """What real torch's PREMUL_SUM multiplies by; the bare name multiplies by one."""
+    # Newer torch has it as an attribute, too.
+    return op.__getstate__()[1] if hasattr(op, "op") else 1.0
 
 
 # ---- how long a call waits, and what it returns --------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 from unisono.core import dispatch, fast, packing
 from unisono.core.arguments import check_one_dtype
 from unisono.core.engine import ReduceOp, Work
+from unisono.core.fast import repeats
 from unisono.core.groups import Group
 from unisono.torch.distributed import arguments
 
@@ -35,10 +36,10 @@ def all_reduce(
     done = fast.all_reduce(tensor, op, group, async_op)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
-    data = arguments.view(tensor, "tensor")
     members = arguments.members(group, "all_reduce")
-    if members is None:
+    if members is None or (not async_op and repeats.again(members, "all_reduce", op, tensor)):
         return None
+    data = arguments.view(tensor, "tensor")
     operator = arguments.operator(op, data)
     work = dispatch.all_reduce(
         members,

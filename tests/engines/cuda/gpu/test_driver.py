@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import inspect
 import mmap
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -45,7 +44,6 @@ def load(library: str) -> None:
     kernels.compile(kernels.reduction(FLOAT, TWICE), "sm_90")
     kernels.compile(kernels.move(4), "sm_90")
     ctypes.CDLL(library)
-    os.environ["UNISONO_CUDA"] = "try"
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from unisono.engines.cuda.gpu.driver import Driver
 from unisono.engines.cuda.gpu.sharing import Exports, Imports
 from unisono.errors import UnisonoError
 
-__all__ = ["Device", "End", "Moment", "device_at"]
+__all__ = ["Device", "End", "Moment", "Waiting", "device_at"]
 
 
 class End(Protocol):
@@ -85,6 +85,9 @@ class Device:
         The GPU has few queues, and streams share them: one that waits can hold up another one. If
         two groups had such streams, in another order on another rank, none would ever go on.
         """
+        known = self._waiting.get(group)
+        if known is not None and known.stream == stream is not None and len(self._waiting) == 1:
+            return known  # its end is that of the last call
         with self._lock:
             for other, waiting in list(self._waiting.items()):
                 if waiting.is_over():

@@ -3,17 +3,17 @@
 Addresses, streams and events are plain integers, as torch and CuPy give them. The engine knows the
 driver by these methods alone, so its tests can run on a driver that is emulated.
 
-What every collective does is made ready once and then only started: `Batch` and `Launch`. These
-call the driver by ctypes, with arguments that stay in place, because cuda-bindings makes objects of
-all of them anew, which takes longer than the driver itself.
+What every collective does is made ready once and then only started: `Batch` and `PreparedLaunch`.
+These call the driver by ctypes, with arguments that stay in place, because cuda-bindings makes
+objects of all of them anew, which takes longer than the driver itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 from collections.abc import Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
@@ -29,7 +29,7 @@ __all__ = [
     "Batch",
     "CudaDriver",
     "Driver",
-    "Launch",
+    "PreparedLaunch",
     "Move",
     "Moves",
     "Operands",
@@ -84,7 +84,7 @@ class Permit(NamedTuple):
     done: Sequence[int]
 
 
-class Launch(Protocol):
+class PreparedLaunch(Protocol):
     """A kernel with its arguments."""
 
     def run(self, stream: int, step: int) -> None:
@@ -183,10 +183,10 @@ class Driver(Protocol):
         sources: Sequence[int],
         count: int,
         permit: Permit,
-    ) -> Launch:
+    ) -> PreparedLaunch:
         """Make ready to combine the sources in their order; a target may be one of them."""
 
-    def moves(self, moves: Sequence[Move], permit: Permit) -> Launch:
+    def moves(self, moves: Sequence[Move], permit: Permit) -> PreparedLaunch:
         """Make ready to copy up to `MAX_MOVES` ranges, none of them empty."""
 
 
@@ -198,11 +198,14 @@ def missing() -> str | None:
             needed = install_command("cuda-bindings", "cuda-core", "nvidia-cuda-nvrtc")
             return f"{package} is not installed: {needed}"
     try:
-        ctypes.CDLL("libcuda.so.1")
+        library = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return "this host has no driver of NVIDIA (libcuda.so.1)"
-    if os.environ.get("UNISONO_CUDA") != "try":
-        return "it has never run on a real GPU, only on an emulated one; UNISONO_CUDA=try tries it"
+    known = ctypes.c_int()
+    library.cuDriverGetVersion(ctypes.byref(known))
+    wanted = int(version("cuda-bindings").partition(".")[0])
+    if known.value // 1000 < wanted:
+        return f"NVIDIA's driver of this host is older than CUDA {wanted}; update it"
     return None
 
 
@@ -346,7 +349,7 @@ class CudaDriver(Driver):
         sources: Sequence[int],
         count: int,
         permit: Permit,
-    ) -> Launch:
+    ) -> PreparedLaunch:
         function = self._function(kernels.reduction(dtype, op))
         blocks, threads = kernels.geometry(count, dtype.itemsize, self._processors)
         addresses = ctypes.c_void_p * kernels.MAX_RANKS
@@ -354,7 +357,7 @@ class CudaDriver(Driver):
         arguments = (operands, ctypes.c_uint64(count), ctypes.c_double(op.factor))
         return _CudaLaunch(self._library, function, (blocks, 1), threads, arguments, permit)
 
-    def moves(self, moves: Sequence[Move], permit: Permit) -> Launch:
+    def moves(self, moves: Sequence[Move], permit: Permit) -> PreparedLaunch:
         size = kernels.move_size(moves)
         function = self._function(kernels.move(size))
         longest = max(move.nbytes for move in moves)

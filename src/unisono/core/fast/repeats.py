@@ -1,0 +1,74 @@
+"""The same call on the same memory once more, for tensors that native code leaves alone.
+
+An engine may remember a call that has ended well, see `Engine.repeat`. If the next one is the same,
+nothing is made anew for it: no buffers, no description, no work. That is for tensors on a GPU, in
+calls that return when they are in the caller's stream.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from unisono.core import buffers
+from unisono.core.debugging import profiler
+from unisono.errors import UnisonoError
+
+if TYPE_CHECKING:
+    from unisono.core.call import Call
+    from unisono.core.engine import Engine
+    from unisono.core.groups import Group
+
+__all__ = ["again", "remember"]
+
+_REMEMBERED = 256  # calls of one group
+
+
+def again(group: Group, verb: str, detail: object, *tensors: Any) -> bool:
+    """Make a call again, if it was made before; otherwise nothing is done.
+
+    `detail` is the operator or the root; the tensors are the one that is written, and then the
+    other one if there is another.
+    """
+    known = group.repeats
+    if not known:
+        return False
+    key = _key(verb, detail, tensors)
+    found = None if key is None else known.get(key)
+    if found is None or profiler.is_on():
+        return False
+    try:
+        if not found(tensors, group.calls + 1):
+            return False
+    except UnisonoError as error:
+        from unisono.core.dispatch import where  # which stands on this module
+
+        error.add_note(where(verb, group, group.count_call()))
+        raise
+    group.count_call()
+    return True
+
+
+def remember(group: Group, engine: Engine, call: Call) -> None:
+    """Let the engine remember a call that has ended well."""
+    used = [buffer for buffer in (call.destination, call.source) if buffer is not None]
+    if call.backward or call.uneven or any(buffer.copy_back is not None for buffer in used):
+        return
+    if len(used) == 2 and used[0] is used[1]:
+        used.pop()
+    repeat = engine.repeat(call) if used else None
+    if repeat is None:
+        return
+    detail = call.root if call.op is None else call.op
+    key = _key(call.verb, detail, tuple(buffer.owner for buffer in used))
+    if key is not None:
+        if len(group.repeats) >= _REMEMBERED:
+            group.repeats.clear()
+        group.repeats[key] = repeat
+
+
+def _key(verb: str, detail: object, tensors: tuple[Any, ...]) -> tuple[object, ...] | None:
+    first = buffers.fingerprint(tensors[0])
+    if len(tensors) == 1 or first is None:
+        return None if first is None else (verb, detail, *first)
+    other = buffers.fingerprint(tensors[1])
+    return None if other is None else (verb, detail, *first, *other)
