@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="print the names of the tests, run none")
     add("--jobs", type=int, default=1, metavar="N", help="tests at a time (default: 1)")
     add("--start", choices=["fork", "spawn"], default="fork", help="how ranks start")
+    add("--gpu", action="store_true", help="the tests of CUDA tensors, on ranks that share a GPU")
     add("--deadline", type=float, default=120, metavar="S", help="seconds that a test may take")
     return parser
 
@@ -61,11 +62,13 @@ def _run(
         options.backend,
         world_size,
         jobs=options.jobs,
-        start=options.start,
+        start="spawn" if options.gpu else options.start,
+        gpu=options.gpu,
         deadline=options.deadline,
     ) as run:
         tests = run.tests()
-        chosen = [test for test in tests if _fits(test, options.patterns)]
+        patterns = options.patterns or (["cuda"] if options.gpu else None)
+        chosen = [test for test in tests if _fits(test, patterns)]
         if not chosen:
             raise LookupError(f"no test fits {options.patterns}")
         if options.list:

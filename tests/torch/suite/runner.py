@@ -28,6 +28,9 @@ DEADLINE = "TORCH_SUITE_DEADLINE"
 #: A variable: "1" if torch is patched, so that its backend gloo is unisono.
 PATCH = "TORCH_SUITE_PATCH"
 
+#: A variable: "1" if all ranks share the first GPU.
+GPU = "TORCH_SUITE_GPU"
+
 #: Much of what ranks print is torch's own warnings; errors are near the end.
 LOG_TAIL = 3000
 
@@ -69,6 +72,7 @@ class Run:
         start: str = "fork",
         deadline: float = 120,
         patch: bool = False,
+        gpu: bool = False,
         suite: str = SUITE,
     ) -> None:
         self._suite = suite
@@ -84,6 +88,7 @@ class Run:
             START_METHOD: start,
             DEADLINE: str(deadline),
             PATCH: "1" if patch else "0",
+            GPU: "1" if gpu else "0",
         }
         pool = concurrent.futures.ProcessPoolExecutor(
             jobs, multiprocessing.get_context("spawn"), _prepare, (variables,)

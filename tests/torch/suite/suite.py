@@ -24,10 +24,13 @@ import torch.distributed as dist
 from torch.testing._internal import common_distributed
 
 import unisono
-from tests.torch.suite.runner import DEADLINE, PATCH, START_METHOD
+from tests.torch.suite.runner import DEADLINE, GPU, PATCH, START_METHOD
 
 #: Whose tests a backend has to pass: Gloo's are the most, and all_to_all on CPU is MPI's alone.
 CLAIMED = ("gloo", "mpi")
+
+#: The tests of CUDA tensors are nccl's.
+CLAIMED_ON_GPU = (*CLAIMED, "nccl")
 
 #: The group tests use ranks 1 and 2. Upstream skips them in worlds of less than eight.
 SMALLEST_WORLD_OF_GROUP_TESTS = 3
@@ -48,7 +51,8 @@ class Claim(str):
     __slots__ = ()
 
     def __eq__(self, other: object) -> bool:
-        return other in CLAIMED or str.__eq__(self, other)
+        claimed = CLAIMED_ON_GPU if os.environ[GPU] == "1" else CLAIMED
+        return other in claimed or str.__eq__(self, other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -66,6 +70,8 @@ def _import_suite() -> Any:
         importlib.import_module("unisono.torch.backend")
     if backend.upper() not in vars(dist.Backend):
         raise LookupError(f"torch knows no backend {backend!r}; it has {dist.Backend.backend_list}")
+    if os.environ[GPU] == "1":
+        _share_gpu(int(os.environ["WORLD_SIZE"]))
     if int(os.environ["WORLD_SIZE"]) >= SMALLEST_WORLD_OF_GROUP_TESTS:
         common_distributed.skip_if_small_worldsize = lambda function: function
     common_distributed.DistTestCases.backend_feature["plugin"].add(backend)
@@ -73,6 +79,13 @@ def _import_suite() -> Any:
     overlay = collections.ChainMap({"BACKEND": Claim(backend)}, os.environ)
     with mock.patch.object(os, "environ", overlay):
         return importlib.import_module("torch.testing._internal.distributed.distributed_test")
+
+
+def _share_gpu(ranks: int) -> None:
+    """Let the suite, which has a GPU for each rank, do with one."""
+    torch.cuda.device_count = lambda: ranks
+    common_distributed.skip_if_no_gpu = lambda function: function
+    common_distributed.init_multigpu_helper = lambda *_: {rank: [0] for rank in range(ranks)}
 
 
 upstream = _import_suite()
