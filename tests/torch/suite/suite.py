@@ -83,7 +83,6 @@ def _import_suite() -> Any:
 
 def _share_gpu(ranks: int) -> None:
     """Let the suite, which has a GPU for each rank, do with one."""
-    torch.cuda.device_count = lambda: ranks
     common_distributed.skip_if_no_gpu = lambda function: function
     common_distributed.init_multigpu_helper = lambda *_: {rank: [0] for rank in range(ranks)}
 
@@ -112,6 +111,10 @@ class TorchSuite(upstream.TestDistBackend, upstream.DistributedTest._DistTestBas
     def _run(cls, rank: int, test_name: str, file_name: str, pipe: Connection, **options) -> None:
         # Known since the test began, and a forked rank was imported earlier.
         upstream.INIT_METHOD = os.environ["INIT_METHOD"]
+        if os.environ[GPU] == "1":
+            # Upstream asks once whether there are enough, and torch asks later which there are.
+            counts, count = [int(os.environ["WORLD_SIZE"])], torch.cuda.device_count
+            torch.cuda.device_count = lambda: counts.pop() if counts else count()
         super()._run(rank, test_name, file_name, pipe, **options)
 
     def _join_processes(self, function: Callable[[], None]) -> None:

@@ -38,6 +38,7 @@ def again(group: Group, verb: str, detail: object, *tensors: Any) -> bool:
         return False
     try:
         if not found(tensors, group.calls + 1):
+            del known[key]  # perhaps this is other memory now
             return False
     except UnisonoError as error:
         from unisono.core.dispatch import where  # which stands on this module
@@ -55,12 +56,12 @@ def remember(group: Group, engine: Engine, call: Call) -> None:
         return
     if len(used) == 2 and used[0] is used[1]:
         used.pop()
-    repeat = engine.repeat(call) if used else None
-    if repeat is None:
-        return
     detail = call.root if call.op is None else call.op
-    key = _key(call.verb, detail, tuple(buffer.owner for buffer in used))
-    if key is not None:
+    key = _key(call.verb, detail, tuple(buffer.owner for buffer in used)) if used else None
+    if key is None or key in group.repeats:
+        return
+    repeat = engine.repeat(call)
+    if repeat is not None:
         if len(group.repeats) >= _REMEMBERED:
             group.repeats.clear()
         group.repeats[key] = repeat

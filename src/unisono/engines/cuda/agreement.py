@@ -70,8 +70,8 @@ class Agreement:
         self._told = 0  # how many of the freed blocks the others know of
         self._descriptions: dict[tuple[object, ...], bytes] = {}
         self._agreed: dict[tuple[bytes, Places], list[PreparedLaunch]] = {}
-        #: The last call, unless there was more to tell than what is called.
-        self.last: Agreed | None = None
+        # The last call, by verb and number, unless there was more to tell than what is called.
+        self._last: tuple[str, int, Lending, bytes, bytes, list[PreparedLaunch]] | None = None
         described = consistency.Descriptor("", "", "", 0, False, "").encoded()
         self._described = len(described) - consistency.SITE_BYTES
         lengths = [self._described + _DIGEST_BYTES, 2 * EXPORT_BYTES, _FREED.size]
@@ -90,6 +90,12 @@ class Agreement:
         exports = [_NO_EXPORT if one is None else one.encoded() for one in lending[1:]]
         mine = b"".join((self._description(call), *exports, self._freed()))
         return self._conclude(call, lending, mine, self._tell(mine, call.timeout))
+
+    def last(self, call: Call) -> Agreed | None:
+        """What was agreed on for this call, if it was the last one."""
+        if self._last is None or self._last[:2] != (call.verb, call.number):
+            return None
+        return Agreed(call._replace(source=None, destination=None), *self._last[2:])
 
     def may_reach_again(self, agreed: Agreed) -> bool:
         """Whether there is nothing to tell but what was told before."""
@@ -123,9 +129,9 @@ class Agreement:
         key = table, lending.places
         agreed = self._agreed.get(key)
         if agreed is not None:
-            self._note(call, lending, mine, table, agreed)
+            self._last = call.verb, call.number, lending, mine, table, agreed
             return agreed
-        self.last = None
+        self._last = None
         rows = [row.tobytes() for row in self._all]
         counts = self._compare(call, mine, rows)
         start, middle, end = self._edges
@@ -144,14 +150,8 @@ class Agreement:
             if len(self._agreed) >= _REMEMBERED:
                 self._agreed.clear()
             self._agreed[key] = todo
-            self._note(call, lending, mine, table, todo)
+            self._last = call.verb, call.number, lending, mine, table, todo
         return todo
-
-    def _note(
-        self, call: Call, lending: Lending, mine: bytes, table: bytes, todo: list[PreparedLaunch]
-    ) -> None:
-        bare = call._replace(source=None, destination=None)
-        self.last = Agreed(bare, lending, mine, table, todo)
 
     def _open(self, data: bytes) -> Places:
         """Where the memory of another rank is here."""

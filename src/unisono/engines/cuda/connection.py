@@ -164,8 +164,8 @@ class Connection:
 
     def last(self, call: Call) -> Agreed | None:
         """What `run_again` wants to know of this call, which was the last one."""
-        agreed = self._agreement.last
-        if agreed is None or (agreed.call.verb, agreed.call.number) != (call.verb, call.number):
+        agreed = self._agreement.last(call)
+        if agreed is None:
             return None
         places = agreed.lending.places
         for buffer, place in ((call.source, places.source), (call.destination, places.destination)):

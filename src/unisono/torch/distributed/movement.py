@@ -9,6 +9,7 @@ from unisono.core import dispatch, fast, packing
 from unisono.core.arguments import check_length, check_list, check_one_dtype, split_counts
 from unisono.core.buffers import Buffer
 from unisono.core.engine import Work
+from unisono.core.fast import repeats
 from unisono.core.groups import Group
 from unisono.torch.distributed import arguments
 
@@ -44,11 +45,13 @@ def broadcast(
     done = fast.broadcast(tensor, src, group, async_op, group_src)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
-    data = arguments.view(tensor, "tensor")
     members = arguments.members(group, "broadcast")
     if members is None:
         return None
     root = arguments.root(members, src, group_src, "src")
+    if not async_op and repeats.again(members, "broadcast", root, tensor):
+        return None
+    data = arguments.view(tensor, "tensor")
     source = data if members.rank == root else None
     work = dispatch.broadcast(
         members,
@@ -109,11 +112,13 @@ def all_gather_single(
     done = fast.all_gather_into(output_tensor, input_tensor, group, async_op, False)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
-    source = arguments.view(input_tensor, "input_tensor")
-    target = arguments.view(output_tensor, "output_tensor")
     members = arguments.members(group, "all_gather_single")
     if members is None:
         return None
+    if not async_op and repeats.again(members, "all_gather", None, output_tensor, input_tensor):
+        return None
+    source = arguments.view(input_tensor, "input_tensor")
+    target = arguments.view(output_tensor, "output_tensor")
     work = dispatch.all_gather(
         members,
         source,
@@ -335,6 +340,9 @@ def all_to_all_single(
     members = arguments.members(group, "all_to_all_single")
     if members is None:
         return None
+    equal = output_split_sizes is None and input_split_sizes is None
+    if equal and not async_op and repeats.again(members, "all_to_all", None, output, input):
+        return None
     target, source = arguments.view(output, "output"), arguments.view(input, "input")
     check_one_dtype([target, source], names="output and input")
     size = members.size
@@ -346,8 +354,8 @@ def all_to_all_single(
         members,
         source,
         target,
-        sends,
-        receives,
+        None if equal else sends,
+        None if equal else receives,
         blocking=arguments.blocking(async_op),
         names=("input", "output"),
     )

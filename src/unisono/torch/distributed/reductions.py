@@ -179,11 +179,13 @@ def reduce_scatter_single(
     done = fast.reduce_scatter_into(output, input, op, group, async_op, False)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
-    target = arguments.view(output, "output")
-    source = arguments.view(input, "input")
     members = arguments.members(group, "reduce_scatter_single")
     if members is None:
         return None
+    if not async_op and repeats.again(members, "reduce_scatter", op, output, input):
+        return None
+    target = arguments.view(output, "output")
+    source = arguments.view(input, "input")
     operator = arguments.operator(op, source)
     work = dispatch.reduce_scatter(
         members,
