@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -104,8 +103,8 @@ class StreamStep:
     @property
     def failure(self) -> UnisonoError | None:
         """Why what the call has written is not the result."""
-        if self._failure is None and self.has_come():
-            self._failure = self._connection.why_skipped(self.number)
+        if self._failure is None:
+            self._failure = self._connection.why_failed(self.number)
         return self._failure
 
     @failure.setter
@@ -136,9 +135,9 @@ class Connection:
         self._agreement = Agreement(self._host, device, self.signals, processes)
         self._watchdog = watchdog
         self._steps = 0
-        self._underway: deque[StreamStep] = deque()
         self._failure: UnisonoError | None = None
         self._gave_up = 0.0  # when
+        self._first_failed = 0  # the first step that had not passed then
 
     def run(self, call: Call, stream: int, after: Moment | None, in_stream: bool) -> StreamStep:
         """Put a call into a stream, and return when the hosts have met: not when it has run.
@@ -288,9 +287,6 @@ class Connection:
     def _follow(self, call: Call, kept: object = None) -> StreamStep:
         """Look after a call, and keep its memory, until the stream has passed it."""
         step = StreamStep(self, self._steps)
-        while self._underway and self._underway[0].has_come():
-            self._underway.popleft()
-        self._underway.append(step)
         self._watchdog.follow(Followed(step, call, self._find_fault, self._give_up, kept))
         return step
 
@@ -313,13 +309,15 @@ class Connection:
         self._host.close()
 
     def _is_underway(self) -> bool:
-        return bool(self._underway) and not self._underway[-1].has_come()
+        return not self.signals.has_passed(self._steps)
 
     # ---- faults ----
 
-    def why_skipped(self, number: int) -> UnisonoError | None:
-        """The error of a call that the leader has not worked on; None if it has."""
-        if not self.signals.was_skipped(number):
+    def why_failed(self, step: int) -> UnisonoError | None:
+        """The error of a call that this rank has given up or the leader has not worked on."""
+        if self._gave_up and step >= self._first_failed:
+            return self._failure
+        if not self.signals.was_skipped(step):
             return None
         if self._failure is None:
             self._failure = self._find_fault() or PeerLost("a rank has given the group up")
@@ -342,10 +340,8 @@ class Connection:
         """
         if not self._gave_up:
             self._failure = self._failure or error
+            self._first_failed = self.signals.first_not_passed(self._steps)
             self._gave_up = time.monotonic()
-            for step in self._underway:
-                if not step.has_come():
-                    step.failure = self._failure
             self.signals.give_up()
             # Not released yet: the leader may see that too late, and then it says that it works.
             return

@@ -166,10 +166,14 @@ class Signals:
         """Whether this rank's streams need nothing of a step any more."""
         return (self._words[_PASSED] - step) % _WRAP < _WRAP // 2  # asked in every call
 
+    def first_not_passed(self, last: int) -> int:
+        """The first step that this rank's streams may need; one past the last if there is none."""
+        return last + 1 - (last - self._words[_PASSED]) % _WRAP
+
     def was_skipped(self, step: int) -> bool:
         """Whether the leader has not worked in this step, because the group was given up."""
         first = self._leader.words[_SKIPPED]
-        return first != 0 and (step - first) % _WRAP < _WRAP // 2
+        return first != 0 and self.has_passed(step) and (step - first) % _WRAP < _WRAP // 2
 
     def are_ready(self, step: int) -> bool:
         """Whether all other ranks are ready; asked by the leader."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from unisono.core.call import Call
@@ -53,27 +54,31 @@ class Watchdog:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._lock = threading.Lock()
-        self._calls: list[Followed] = []
+        self._calls: deque[Followed] = deque()
         self._watching = False
 
     def follow(self, call: Followed) -> None:
         """Follow a call until its end has come."""
         with self._lock:
-            if self._calls and self._calls[0].end.has_come():
-                self._drop_ended()  # soon, because it frees memory
+            while self._calls and self._calls[0].end.has_come():
+                self._drop(self._calls.popleft())  # soon, because it frees memory
             self._calls.append(call)
             if not self._watching:
                 self._watching = True
                 threading.Thread(target=self._watch, name="unisono cuda", daemon=True).start()
 
     def _drop_ended(self) -> None:
-        left = []
-        for call in self._calls:
-            if not call.end.has_come():
-                left.append(call)
-            elif call.end.failure is not None:
-                _report(call, call.end.failure)
-        self._calls = left
+        calls, self._calls = self._calls, deque()
+        for call in calls:
+            if call.end.has_come():
+                self._drop(call)
+            else:
+                self._calls.append(call)
+
+    def _drop(self, call: Followed) -> None:
+        failure = call.end.failure
+        if failure is not None:
+            _report(call, failure)
 
     def _watch(self) -> None:
         self._device.driver.enter()
