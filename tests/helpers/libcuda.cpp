@@ -11,6 +11,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 
 #ifndef CUDA_VERSION
 enum CUresult {
@@ -75,6 +76,7 @@ unsigned long long blocks_ever = 0;
 int context = 0;
 thread_local bool entered = false;
 CUdeviceptr opened = 0;
+std::pair<void*, std::size_t> cleared;
 std::set<CUfunction> moving;  // the kernels that copy
 void* registered = nullptr;
 
@@ -175,8 +177,17 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
     return in_context(there);
 }
 
-CUresult cuMemsetD8_v2(CUdeviceptr address, unsigned char value, std::size_t bytes) {
-    std::memset(reinterpret_cast<void*>(address), value, bytes);
+// What it sets can be seen when somebody has waited for the stream.
+CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, std::size_t bytes,
+                         CUstream stream) {
+    ++counter(stream)->count;
+    cleared = {reinterpret_cast<void*>(address), bytes};
+    return in_context(value == 0);
+}
+
+CUresult cuStreamSynchronize(CUstream stream) {
+    counter(stream)->count = 0;
+    std::memset(cleared.first, 0, cleared.second);
     return in_context(true);
 }
 

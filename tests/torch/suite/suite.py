@@ -115,6 +115,8 @@ class TorchSuite(upstream.TestDistBackend, upstream.DistributedTest._DistTestBas
             # Upstream asks once whether there are enough, and torch asks later which there are.
             counts, count = [int(os.environ["WORLD_SIZE"])], torch.cuda.device_count
             torch.cuda.device_count = lambda: counts.pop() if counts else count()
+            set_device = torch.cuda.set_device
+            torch.cuda.set_device = lambda device: set_device(0)
         super()._run(rank, test_name, file_name, pipe, **options)
 
     def _join_processes(self, function: Callable[[], None]) -> None:

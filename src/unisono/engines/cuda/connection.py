@@ -26,6 +26,7 @@ from unisono.errors import CommTimeout, MismatchError, PeerLost, UnisonoError, U
 
 __all__ = ["Connection", "Meeting", "StreamStep"]
 
+_CLOSE_SECONDS = 60.0  # that a group which is closed waits for its streams
 _SEARCH_SECONDS = 0.1  # between two looks at the other ranks
 #: How long a rank that has given up waits for work of the leader that has begun: kernels are short.
 _WORK_SECONDS = 1.0
@@ -291,10 +292,13 @@ class Connection:
         return step
 
     def close(self) -> None:
-        """Leave the group: let its calls end, or give them up."""
+        """Leave the group: let its calls end, or give them up.
+
+        All ranks have made them, so they end when the streams get there, unless a rank is lost.
+        """
         self.device.driver.enter()
-        until = time.monotonic() + DRAIN_SECONDS
-        while self._is_underway() and time.monotonic() < until:
+        until = time.monotonic() + _CLOSE_SECONDS
+        while self._is_underway() and not self._gave_up and time.monotonic() < until:
             time.sleep(1e-4)
         if self._is_underway():
             self._give_up(CommTimeout("the group was closed before the call had ended"))

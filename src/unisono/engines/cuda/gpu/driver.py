@@ -119,7 +119,7 @@ class Driver(Protocol):
         """New device memory, which can be exported."""
 
     def clear(self, address: int, nbytes: int) -> None:
-        """Set device memory to zero, at once."""
+        """Set device memory to zero; it is so when this returns."""
 
     def free(self, address: int) -> None:
         """Give memory of `allocate` back."""
@@ -268,7 +268,11 @@ class CudaDriver(Driver):
         return int(_checked(self._driver.cuMemAlloc(nbytes)))
 
     def clear(self, address: int, nbytes: int) -> None:
-        _checked(self._driver.cuMemsetD8(address, 0, nbytes))
+        # In a stream of its own: elsewhere the host would not wait for it, or for too much.
+        stream = self.create_stream()
+        _checked(self._driver.cuMemsetD8Async(address, 0, nbytes, stream))
+        _checked(self._driver.cuStreamSynchronize(stream))
+        self.destroy_stream(stream)
 
     def free(self, address: int) -> None:
         _checked(self._driver.cuMemFree(address))
