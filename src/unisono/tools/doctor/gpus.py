@@ -43,9 +43,9 @@ def rows(findings: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 _MPS_TEXTS = {
-    True: "runs: ranks that share a GPU work there at the same time",
-    False: "does not run: ranks that share a GPU take turns there, so that each step of a "
-    "collective waits for its turn; `nvidia-cuda-mps-control -d` starts it",
+    True: "runs: ranks that share a GPU compute there at the same time",
+    False: "does not run: ranks that share a GPU take turns to compute there, and each turn costs "
+    "100 us or more; collectives need none. `nvidia-cuda-mps-control -d` starts it",
 }
 
 
