@@ -29,7 +29,8 @@ from tests.helpers import cuda_on_cpu
 from tests.helpers.paths import ROOT
 from unisono.core.dtypes import DType, ReduceOp
 from unisono.engines.cuda.gpu import device, driver, kernels
-from unisono.engines.cuda.gpu.driver import HANDLE_BYTES, Allocation, Move, Operation, Permit
+from unisono.engines.cuda.gpu.driver import HANDLE_BYTES, Allocation
+from unisono.engines.cuda.gpu.prepared import Move, Operation, Permit
 
 #: Which GPU a rank is on, and how many seconds its streams hesitate at most.
 GPU, HESITATION = "UNISONO_TEST_GPU", "UNISONO_TEST_HESITATION"
@@ -120,6 +121,7 @@ class EmulatedDriver:
         if shareable:
             os.ftruncate(file, nbytes)
         base = _map(file, nbytes)
+        ctypes.memset(base, 0xA5, nbytes)  # whatever was there before
         with self._lock:
             self.allocations[base] = Allocation(base, nbytes, next(self._numbers)), file
         return base

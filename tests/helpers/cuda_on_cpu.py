@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unisono.core.dtypes import DTYPES, ReduceOp
-from unisono.engines.cuda.gpu import driver, kernels
+from unisono.engines.cuda.gpu import kernels, prepared
 
 __all__ = ["COMPILER", "KERNELS", "CudaOnCpu", "build", "expressions"]
 
@@ -47,7 +47,7 @@ class CudaOnCpu:
         #: Words of a permit that allows everything: cancelled, skipped, begun, the state and done.
         self.words = (ctypes.c_uint32 * 16)()
         places = [ctypes.addressof(self.words) + 4 * place for place in (0, 1, 2, 4, 8)]
-        self.permit = driver.Permit(*places[:4], places[4:])
+        self.permit = prepared.Permit(*places[:4], places[4:])
 
     def reduce(
         self,
@@ -57,26 +57,26 @@ class CudaOnCpu:
         sources: Sequence[int],
         count: int,
         factor: float,
-        permit: driver.Permit | None = None,
+        permit: prepared.Permit | None = None,
         step: int | None = None,
     ) -> None:
         """Run a reduction on a grid: blocks, and threads of each."""
         addresses = ctypes.c_void_p * kernels.MAX_RANKS
-        operands = driver.Operands(
+        operands = prepared.Operands(
             addresses(*sources), addresses(*targets), len(sources), len(targets)
         )
         self._run(expression, (grid[0], 1, grid[1]), operands, permit, step, count, factor)
 
     def move(
         self,
-        moves: Sequence[driver.Move],
+        moves: Sequence[prepared.Move],
         grid: tuple[int, int],
-        permit: driver.Permit | None = None,
+        permit: prepared.Permit | None = None,
         step: int | None = None,
     ) -> None:
         """Copy on a grid: blocks for each part, and threads of each."""
         size = kernels.move_size(moves)
-        parts = driver.Moves(
+        parts = prepared.Moves(
             (ctypes.c_void_p * kernels.MAX_MOVES)(*(move.to for move in moves)),
             (ctypes.c_void_p * kernels.MAX_MOVES)(*(move.source for move in moves)),
             (ctypes.c_uint64 * kernels.MAX_MOVES)(*(move.nbytes // size for move in moves)),
@@ -88,7 +88,7 @@ class CudaOnCpu:
         expression: str,
         grid: tuple[int, int, int],
         arguments: ctypes.Structure,
-        permit: driver.Permit | None,
+        permit: prepared.Permit | None,
         step: int | None,
         count: int = 0,
         factor: float = 1.0,
@@ -101,7 +101,7 @@ class CudaOnCpu:
             ctypes.byref(arguments),
             ctypes.c_ulonglong(count),
             ctypes.c_double(factor),
-            driver.PermitWords.of(permit or self.permit, step),
+            prepared.PermitWords.of(permit or self.permit, step),
         )
         if not found:
             raise KeyError(expression)

@@ -24,7 +24,7 @@ from unisono.engines.common.inner_calls import inner_caller
 from unisono.engines.common.reductions import Array
 from unisono.engines.cuda.collectives import Places, launches, work
 from unisono.engines.cuda.gpu.device import Device
-from unisono.engines.cuda.gpu.driver import PreparedLaunch
+from unisono.engines.cuda.gpu.prepared import PreparedLaunch
 from unisono.engines.cuda.gpu.sharing import EXPORT_BYTES, NOTHING, Export
 from unisono.engines.cuda.signals import LEADER, Signals
 from unisono.engines.shm.engine import ShmEngine

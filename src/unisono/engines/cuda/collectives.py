@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from unisono.core.call import Call
 from unisono.engines.common.reductions import Array
-from unisono.engines.cuda.gpu.driver import Driver, Move, Permit, PreparedLaunch
+from unisono.engines.cuda.gpu.driver import Driver
 from unisono.engines.cuda.gpu.kernels import MAX_MOVES
+from unisono.engines.cuda.gpu.prepared import Move, Permit, PreparedLaunch
 
 __all__ = ["Places", "Reduction", "launches", "work"]
 

@@ -15,8 +15,8 @@ from unisono.engines.common.inner_calls import inner_caller
 from unisono.engines.cuda.agreement import Agreed, Agreement, Lending
 from unisono.engines.cuda.collectives import Places
 from unisono.engines.cuda.gpu.device import Device, Moment
-from unisono.engines.cuda.gpu.driver import PreparedLaunch
 from unisono.engines.cuda.gpu.kernels import MAX_RANKS
+from unisono.engines.cuda.gpu.prepared import PreparedLaunch
 from unisono.engines.cuda.gpu.sharing import Export
 from unisono.engines.cuda.scratch import Scratch
 from unisono.engines.cuda.signals import BLOCK_BYTES, LEADER, Block, Signals
@@ -154,11 +154,8 @@ class Connection:
             launches = self._agreement.reach(call, lending)
             self._steps += 1
             self._put(call, lending.places, launches, stream, in_stream)
-        except MismatchError:
-            raise
         except UnisonoError as error:
-            self._give_up(error)
-            self._await_leader()
+            self._has_failed(error)
             raise
         return self._follow(call)
 
@@ -186,15 +183,9 @@ class Connection:
                 self.signals.take_part.run(stream, step)
             else:
                 self.signals.wait_ready.run(stream, step)
-                for launch in launches:
-                    launch.run(stream, step)
-                if not launches:
-                    self.signals.tell_done.run(stream, step)
-        except MismatchError:
-            raise
+                self._launch(launches, stream)
         except UnisonoError as error:
-            self._give_up(error)
-            self._await_leader()
+            self._has_failed(error)
             raise
         return self._follow(agreed.call, kept)
 
@@ -251,10 +242,7 @@ class Connection:
                 signals.wait_ready.run(stream, step)
             else:
                 self._await(call, lambda: signals.are_ready(step))
-            for launch in launches:
-                launch.run(stream, step)
-            if not launches:
-                signals.tell_done.run(stream, step)
+            self._launch(launches, stream)
             return
         if in_stream and not got:
             signals.take_part.run(stream, step)
@@ -267,6 +255,13 @@ class Connection:
         if got:
             copy(call.dst.address, places.destination, call.dst.nbytes, stream)
         signals.tell_passed.run(stream, step)
+
+    def _launch(self, launches: Sequence[PreparedLaunch], stream: int) -> None:
+        """Do the work of all ranks; the last launch tells them."""
+        for launch in launches:
+            launch.run(stream, self._steps)
+        if not launches:
+            self.signals.tell_done.run(stream, self._steps)
 
     def _await(self, call: Call, condition: Callable[[], bool]) -> None:
         """Let the host wait for other ranks."""
@@ -337,6 +332,15 @@ class Connection:
             return PeerLost(f"ranks {ranks} have given the group up", ranks)
         return None
 
+    def _has_failed(self, error: UnisonoError) -> None:
+        """Give the group up, unless ranks only disagree; the caller may then use its memory."""
+        if isinstance(error, MismatchError):
+            return
+        self._give_up(error)
+        time.sleep(1e-3)  # see there
+        while self._may_be_written():
+            time.sleep(1e-3)
+
     def _give_up(self, error: UnisonoError) -> None:
         """Let streams go on that wait for other ranks; no call of this group has a result now.
 
@@ -360,9 +364,3 @@ class Connection:
             and time.monotonic() - self._gave_up < _WORK_SECONDS
             and LEADER not in self._host.lost_ranks()
         )
-
-    def _await_leader(self) -> None:
-        """Let the caller have its memory back only when the leader does not write there."""
-        time.sleep(1e-3)  # see _give_up
-        while self._may_be_written():
-            time.sleep(1e-3)

@@ -36,8 +36,9 @@ import ctypes
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from unisono.engines.cuda.gpu.driver import STATE_BYTES, Batch, Driver, Operation, Permit
+from unisono.engines.cuda.gpu.driver import Driver
 from unisono.engines.cuda.gpu.kernels import MAX_RANKS
+from unisono.engines.cuda.gpu.prepared import STATE_BYTES, Batch, Operation, Permit
 
 if TYPE_CHECKING:
     from unisono._native import SharedBlock

@@ -23,7 +23,8 @@ from tests.helpers import cuda_on_cpu
 from tests.helpers.paths import ROOT
 from unisono.core.dtypes import ReduceOp, by_name
 from unisono.engines.cuda.gpu import driver, kernels
-from unisono.engines.cuda.gpu.driver import CudaDriver, Driver, Move, Operation, Permit
+from unisono.engines.cuda.gpu.driver import CudaDriver, Driver
+from unisono.engines.cuda.gpu.prepared import Move, Operation, Permit
 from unisono.errors import UnisonoError
 
 pytestmark = pytest.mark.skipif(

@@ -20,7 +20,7 @@ from tests.helpers.thorough import essential_rows
 from unisono.core.dtypes import DTYPES, DType, ReduceOp, by_name
 from unisono.engines.common.reductions import combine
 from unisono.engines.cuda.gpu import kernels
-from unisono.engines.cuda.gpu.driver import Move, Permit
+from unisono.engines.cuda.gpu.prepared import Move, Permit
 
 Array = np.ndarray[Any, Any]
 

@@ -3,14 +3,11 @@
 Addresses, streams and events are plain integers, as torch and CuPy give them. The engine knows the
 driver by these methods alone, so its tests can run on a driver that is emulated.
 
-What every collective does is made ready once and then only started: `Batch` and `PreparedLaunch`.
-These call the driver by ctypes, with arguments that stay in place, because cuda-bindings makes
-objects of all of them anew, which takes longer than the driver itself.
+What every collective does is made ready once and then only started, see prepared.py.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -20,28 +17,29 @@ from typing import Any, NamedTuple, Protocol
 from unisono.core.dtypes import DType, ReduceOp
 from unisono.core.registry import install_command
 from unisono.engines.cuda.gpu import kernels
-from unisono.errors import UnisonoError
+from unisono.engines.cuda.gpu.prepared import (
+    Batch,
+    CudaBatch,
+    CudaLaunch,
+    Move,
+    Moves,
+    Operands,
+    Operation,
+    Permit,
+    PreparedLaunch,
+    failure,
+)
 
 __all__ = [
     "HANDLE_BYTES",
-    "STATE_BYTES",
     "Allocation",
-    "Batch",
     "CudaDriver",
     "Driver",
-    "PreparedLaunch",
-    "Move",
-    "Moves",
-    "Operands",
-    "Operation",
-    "Permit",
-    "PermitWords",
     "missing",
     "visible_gpus",
 ]
 
-#: Bytes of the GPU's memory that the launches of one group keep notes in.
-STATE_BYTES = 16
+_BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
 #: Bytes of the handle by which another process opens an allocation.
 HANDLE_BYTES = 64
 
@@ -53,50 +51,6 @@ class Allocation(NamedTuple):
     nbytes: int
     #: Which allocation of this process it is; no later one gets this number.
     number: int
-
-
-class Operation(NamedTuple):
-    """What a stream does with a word of 32 bits."""
-
-    #: Wait until the word has reached the value; else write it.
-    waits: bool
-    address: int
-    #: What is added to the value of the batch.
-    offset: int
-
-
-class Batch(Protocol):
-    """Operations of a stream, one after the other."""
-
-    def run(self, stream: int, value: int) -> None:
-        """Put them into a stream."""
-
-
-class Permit(NamedTuple):
-    """How a launch is a part of a step: the addresses of `Permit` in reduce.cu."""
-
-    cancelled: int
-    skipped: int
-    begun: int
-    #: Memory of the GPU, of `STATE_BYTES` zeros.
-    state: int
-    #: What the launch sets to the step at its end; empty unless it is the last one.
-    done: Sequence[int]
-
-
-class PreparedLaunch(Protocol):
-    """A kernel with its arguments."""
-
-    def run(self, stream: int, step: int) -> None:
-        """Put it into a stream, as a part of this step."""
-
-
-class Move(NamedTuple):
-    """Device memory that is copied; the ranges are apart."""
-
-    to: int
-    source: int
-    nbytes: int
 
 
 class Driver(Protocol):
@@ -251,7 +205,7 @@ class CudaDriver(Driver):
     def enter(self) -> None:
         error = self._library.cuCtxSetCurrent(self._context)
         if error:
-            raise _failure(error)
+            raise failure(error)
 
     def allocation_of(self, address: int) -> Allocation:
         base, nbytes = _checked(self._driver.cuMemGetAddressRange(address))
@@ -343,7 +297,7 @@ class CudaDriver(Driver):
         _checked(self._driver.cuStreamWaitValue32(stream, address, value, flag))
 
     def batch(self, operations: Sequence[Operation]) -> Batch:
-        return _CudaBatch(self._library, operations)
+        return CudaBatch(self._library, operations)
 
     def reduction(
         self,
@@ -359,7 +313,7 @@ class CudaDriver(Driver):
         addresses = ctypes.c_void_p * kernels.MAX_RANKS
         operands = Operands(addresses(*sources), addresses(*targets), len(sources), len(targets))
         arguments = (operands, ctypes.c_uint64(count), ctypes.c_double(op.factor))
-        return _CudaLaunch(self._library, function, (blocks, 1), threads, arguments, permit)
+        return CudaLaunch(self._library, function, (blocks, 1), threads, arguments, permit)
 
     def moves(self, moves: Sequence[Move], permit: Permit) -> PreparedLaunch:
         size = kernels.move_size(moves)
@@ -373,7 +327,7 @@ class CudaDriver(Driver):
             (ctypes.c_uint64 * kernels.MAX_MOVES)(*(move.nbytes // size for move in moves)),
         )
         grid = blocks, len(moves)
-        return _CudaLaunch(self._library, function, grid, threads, (parts,), permit)
+        return CudaLaunch(self._library, function, grid, threads, (parts,), permit)
 
     def _function(self, expression: str) -> int:
         if expression not in self._functions:
@@ -383,117 +337,6 @@ class CudaDriver(Driver):
             function = _checked(self._driver.cuModuleGetFunction(module, symbol))
             self._functions[expression] = int(function)
         return self._functions[expression]
-
-
-# ---- arguments that stay in place: the structures of cuda.h and reduce.cu ----
-
-_BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
-_WAIT, _WRITE = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32, _WRITE_VALUE_32; as flags, 0 is >= and plain
-
-
-class _StreamOperation(ctypes.Structure):
-    """CUstreamBatchMemOpParams, for a wait and for a write."""
-
-    _fields_ = (
-        ("operation", ctypes.c_int),
-        ("address", ctypes.c_uint64),
-        ("value", ctypes.c_uint32),
-        ("flags", ctypes.c_uint32),
-        ("alias", ctypes.c_uint64),
-        ("unused", ctypes.c_uint64 * 2),
-    )
-
-
-class Operands(ctypes.Structure):
-    """As in reduce.cu."""
-
-    _fields_ = (
-        ("sources", ctypes.c_void_p * kernels.MAX_RANKS),
-        ("targets", ctypes.c_void_p * kernels.MAX_RANKS),
-        ("source_count", ctypes.c_int),
-        ("target_count", ctypes.c_int),
-    )
-
-
-class Moves(ctypes.Structure):
-    """As in reduce.cu."""
-
-    _fields_ = (
-        ("to", ctypes.c_void_p * kernels.MAX_MOVES),
-        ("source", ctypes.c_void_p * kernels.MAX_MOVES),
-        ("count", ctypes.c_uint64 * kernels.MAX_MOVES),
-    )
-
-
-class PermitWords(ctypes.Structure):
-    """`Permit` in reduce.cu."""
-
-    _fields_ = (
-        ("cancelled", ctypes.c_void_p),
-        ("skipped", ctypes.c_void_p),
-        ("begun", ctypes.c_void_p),
-        ("verdict", ctypes.c_void_p),
-        ("arrived", ctypes.c_void_p),
-        ("done", ctypes.c_void_p * kernels.MAX_RANKS),
-        ("dones", ctypes.c_int),
-        ("step", ctypes.c_uint32),
-    )
-
-    @classmethod
-    def of(cls, permit: Permit, step: int = 0) -> PermitWords:
-        """The same for a launch."""
-        words = permit.cancelled, permit.skipped, permit.begun, permit.state, permit.state + 8
-        done = (ctypes.c_void_p * kernels.MAX_RANKS)(*permit.done)
-        return cls(*words, done, len(permit.done), step)
-
-
-class _CudaBatch:
-    def __init__(self, library: ctypes.CDLL, operations: Sequence[Operation]) -> None:
-        self._params = (_StreamOperation * len(operations))()
-        for params, operation in zip(self._params, operations, strict=True):
-            params.operation = _WAIT if operation.waits else _WRITE
-            params.address = operation.address
-        self._values = [
-            (params, operation.offset)
-            for params, operation in zip(self._params, operations, strict=True)
-        ]
-        self._count = len(operations)
-        self._call = library.cuStreamBatchMemOp_v2
-        self._call.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint)
-
-    def run(self, stream: int, value: int) -> None:
-        for params, offset in self._values:
-            params.value = value + offset  # ctypes keeps 32 bits of it
-        error = self._call(stream, self._count, self._params, 0)
-        if error:
-            raise _failure(error)
-
-
-class _CudaLaunch:
-    def __init__(
-        self,
-        library: ctypes.CDLL,
-        function: int,
-        grid: tuple[int, int],
-        threads: int,
-        arguments: tuple[Any, ...],
-        permit: Permit,
-    ) -> None:
-        self._permit = PermitWords.of(permit)
-        self._arguments = (*arguments, self._permit)
-        # The driver reads each from its address, before it returns.
-        places = (ctypes.c_void_p * len(self._arguments))(*map(ctypes.addressof, self._arguments))
-        self._before = function, *grid, 1, threads, 1, 1, 0
-        self._places = places
-        self._call = library.cuLaunchKernel
-        kinds: list[Any] = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
-        self._call.argtypes = kinds
-
-    def run(self, stream: int, step: int) -> None:
-        self._permit.step = step
-        error = self._call(*self._before, stream, self._places, None)
-        if error:
-            raise _failure(error)
 
 
 def _identity(device: Any) -> str:
@@ -506,15 +349,5 @@ def _checked(outcome: tuple[Any, ...]) -> Any:
     """What a call of the driver returned, or its error as ours."""
     error, *values = outcome
     if int(error) != 0:
-        raise _failure(int(error))
+        raise failure(int(error))
     return values[0] if len(values) == 1 else tuple(values)
-
-
-def _failure(code: int) -> UnisonoError:
-    from cuda.bindings import driver
-
-    error = driver.CUresult(code)
-    text = error.name
-    with contextlib.suppress(Exception):
-        text = driver.cuGetErrorString(error)[1].decode()
-    return UnisonoError(f"the CUDA driver failed: {text} ({error.name})")
