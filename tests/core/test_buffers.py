@@ -282,3 +282,27 @@ def test_output_like_numpy():
         assert type(made) is np.ndarray
         assert (made.dtype, made.shape) == (tensor.dtype, shape)
         assert not buffers.overlap(view(made), view(tensor))
+
+
+# ---- what is recognised without a closer look ----
+
+
+def test_a_fingerprint_is_that_of_plain_memory_only():
+    torch = pytest.importorskip("torch")
+    plain = torch.arange(6.0)
+    buffers.view(plain)
+    known = buffers.fingerprint(plain)
+    assert known == (plain.data_ptr(), 6, torch.float32)
+    assert buffers.fingerprint(plain.view(2, 3)) == known
+    assert buffers.fingerprint(plain.view(torch.int32)) != known
+    others = [
+        plain[::2],
+        torch.zeros(3, requires_grad=True),
+        torch.nn.Parameter(plain, requires_grad=False),
+        torch.eye(2).to_sparse(),
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch.ones(2, dtype=torch.complex64).conj().imag,
+        np.ones(2),
+        [1.0],
+    ]
+    assert [buffers.fingerprint(other) for other in others] == [None] * len(others)

@@ -505,7 +505,10 @@ def fingerprint(tensor: Any) -> tuple[object, ...] | None:
     """
     viewer = _VIEWERS.get(type(tensor))
     if viewer is _view_torch:
-        if type(tensor) is not sys.modules["torch"].Tensor or tensor.requires_grad:
+        torch = sys.modules["torch"]
+        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+            return None
+        if tensor.requires_grad:
             return None
         if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
             return None

@@ -33,7 +33,10 @@ def again(group: Group, verb: str, detail: object, *tensors: Any) -> bool:
     if not known:
         return False
     key = _key(verb, detail, tensors)
-    found = None if key is None else known.get(key)
+    try:
+        found = None if key is None else known.get(key)
+    except TypeError:  # the operator is something that is none
+        return False
     if found is None or profiler.is_on():
         return False
     try:
@@ -52,12 +55,14 @@ def again(group: Group, verb: str, detail: object, *tensors: Any) -> bool:
 def remember(group: Group, engine: Engine, call: Call) -> None:
     """Let the engine remember a call that has ended well."""
     used = [buffer for buffer in (call.destination, call.source) if buffer is not None]
-    if call.backward or call.uneven or any(buffer.copy_back is not None for buffer in used):
+    if not used or used[0].device == "cpu" or call.backward or call.uneven:
+        return
+    if any(buffer.copy_back is not None for buffer in used):
         return
     if len(used) == 2 and used[0] is used[1]:
         used.pop()
     detail = call.root if call.op is None else call.op
-    key = _key(call.verb, detail, tuple(buffer.owner for buffer in used)) if used else None
+    key = _key(call.verb, detail, tuple(buffer.owner for buffer in used))
     if key is None or key in group.repeats:
         return
     repeat = engine.repeat(call)

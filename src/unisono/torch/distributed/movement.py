@@ -49,7 +49,7 @@ def broadcast(
     if members is None:
         return None
     root = arguments.root(members, src, group_src, "src")
-    if not async_op and repeats.again(members, "broadcast", root, tensor):
+    if async_op is False and repeats.again(members, "broadcast", root, tensor):
         return None
     data = arguments.view(tensor, "tensor")
     source = data if members.rank == root else None
@@ -115,7 +115,9 @@ def all_gather_single(
     members = arguments.members(group, "all_gather_single")
     if members is None:
         return None
-    if not async_op and repeats.again(members, "all_gather", None, output_tensor, input_tensor):
+    if async_op is False and repeats.again(
+        members, "all_gather", None, output_tensor, input_tensor
+    ):
         return None
     source = arguments.view(input_tensor, "input_tensor")
     target = arguments.view(output_tensor, "output_tensor")
@@ -341,7 +343,7 @@ def all_to_all_single(
     if members is None:
         return None
     equal = output_split_sizes is None and input_split_sizes is None
-    if equal and not async_op and repeats.again(members, "all_to_all", None, output, input):
+    if equal and async_op is False and repeats.again(members, "all_to_all", None, output, input):
         return None
     target, source = arguments.view(output, "output"), arguments.view(input, "input")
     check_one_dtype([target, source], names="output and input")

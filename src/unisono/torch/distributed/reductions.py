@@ -37,7 +37,7 @@ def all_reduce(
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
     members = arguments.members(group, "all_reduce")
-    if members is None or (not async_op and repeats.again(members, "all_reduce", op, tensor)):
+    if members is None or (async_op is False and repeats.again(members, "all_reduce", op, tensor)):
         return None
     data = arguments.view(tensor, "tensor")
     operator = arguments.operator(op, data)
@@ -182,7 +182,7 @@ def reduce_scatter_single(
     members = arguments.members(group, "reduce_scatter_single")
     if members is None:
         return None
-    if not async_op and repeats.again(members, "reduce_scatter", op, output, input):
+    if async_op is False and repeats.again(members, "reduce_scatter", op, output, input):
         return None
     target = arguments.view(output, "output")
     source = arguments.view(input, "input")
