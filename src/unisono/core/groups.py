@@ -25,6 +25,7 @@ __all__ = [
     "add_world_names",
     "calls_by_group",
     "close",
+    "current_world",
     "find",
     "init",
     "install",
@@ -328,6 +329,12 @@ def is_initialized() -> bool:
     """Tell whether this rank has a world."""
     state = _state()
     return state is not None and state.world is not None
+
+
+def current_world() -> Group | None:
+    """The group of all ranks, if there is one."""
+    state = _state()
+    return None if state is None else state.world
 
 
 def world() -> Group:

@@ -9,29 +9,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from unisono.core import buffers
+from unisono.core import buffers, groups
 from unisono.core.debugging import profiler
+from unisono.core.groups import Group
 from unisono.errors import UnisonoError
 
 if TYPE_CHECKING:
     from unisono.core.call import Call
     from unisono.core.engine import Engine
-    from unisono.core.groups import Group
 
 __all__ = ["again", "remember"]
 
 _REMEMBERED = 256  # calls of one group
 
 
-def again(group: Group, verb: str, detail: object, *tensors: Any) -> bool:
+def again(given: Any, verb: str, detail: object, *tensors: Any) -> bool:
     """Make a call again, if it was made before; otherwise nothing is done.
 
-    `detail` is the operator or the root; the tensors are the one that is written, and then the
-    other one if there is another.
+    `given` is the group, or None for the world; `detail` the operator or the root. The tensors are
+    the one that is written, and then the other one if there is another.
     """
-    known = group.repeats
-    if not known:
+    group = groups.current_world() if given is None else given
+    if type(group) is not Group or not group.repeats:
         return False
+    known = group.repeats
     key = _key(verb, detail, tensors)
     try:
         found = None if key is None else known.get(key)

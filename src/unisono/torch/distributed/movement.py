@@ -45,13 +45,13 @@ def broadcast(
     done = fast.broadcast(tensor, src, group, async_op, group_src)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
+    data = arguments.view(tensor, "tensor")
     members = arguments.members(group, "broadcast")
     if members is None:
         return None
     root = arguments.root(members, src, group_src, "src")
-    if async_op is False and repeats.again(members, "broadcast", root, tensor):
+    if async_op is False and repeats.again(group, "broadcast", root, tensor):
         return None
-    data = arguments.view(tensor, "tensor")
     source = data if members.rank == root else None
     work = dispatch.broadcast(
         members,
@@ -112,15 +112,13 @@ def all_gather_single(
     done = fast.all_gather_into(output_tensor, input_tensor, group, async_op, False)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
-    members = arguments.members(group, "all_gather_single")
-    if members is None:
-        return None
-    if async_op is False and repeats.again(
-        members, "all_gather", None, output_tensor, input_tensor
-    ):
+    if async_op is False and repeats.again(group, "all_gather", None, output_tensor, input_tensor):
         return None
     source = arguments.view(input_tensor, "input_tensor")
     target = arguments.view(output_tensor, "output_tensor")
+    members = arguments.members(group, "all_gather_single")
+    if members is None:
+        return None
     work = dispatch.all_gather(
         members,
         source,
@@ -339,11 +337,11 @@ def all_to_all_single(
         done = fast.all_to_all_into(output, input, group, async_op)
         if done is not NotImplemented:
             return done  # type: ignore[no-any-return]
+    equal = output_split_sizes is None and input_split_sizes is None
+    if equal and async_op is False and repeats.again(group, "all_to_all", None, output, input):
+        return None
     members = arguments.members(group, "all_to_all_single")
     if members is None:
-        return None
-    equal = output_split_sizes is None and input_split_sizes is None
-    if equal and async_op is False and repeats.again(members, "all_to_all", None, output, input):
         return None
     target, source = arguments.view(output, "output"), arguments.view(input, "input")
     check_one_dtype([target, source], names="output and input")

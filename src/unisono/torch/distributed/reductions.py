@@ -36,10 +36,12 @@ def all_reduce(
     done = fast.all_reduce(tensor, op, group, async_op)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
-    members = arguments.members(group, "all_reduce")
-    if members is None or (async_op is False and repeats.again(members, "all_reduce", op, tensor)):
+    if async_op is False and repeats.again(group, "all_reduce", op, tensor):
         return None
     data = arguments.view(tensor, "tensor")
+    members = arguments.members(group, "all_reduce")
+    if members is None:
+        return None
     operator = arguments.operator(op, data)
     work = dispatch.all_reduce(
         members,
@@ -179,13 +181,13 @@ def reduce_scatter_single(
     done = fast.reduce_scatter_into(output, input, op, group, async_op, False)
     if done is not NotImplemented:
         return done  # type: ignore[no-any-return]
-    members = arguments.members(group, "reduce_scatter_single")
-    if members is None:
-        return None
-    if async_op is False and repeats.again(members, "reduce_scatter", op, output, input):
+    if async_op is False and repeats.again(group, "reduce_scatter", op, output, input):
         return None
     target = arguments.view(output, "output")
     source = arguments.view(input, "input")
+    members = arguments.members(group, "reduce_scatter_single")
+    if members is None:
+        return None
     operator = arguments.operator(op, source)
     work = dispatch.reduce_scatter(
         members,
