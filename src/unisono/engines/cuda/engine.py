@@ -174,6 +174,7 @@ class CudaEngine(Engine):
         def again(tensors: Sequence[Any], number: int) -> bool:
             if threading.get_ident() != _main.ident or not self._executor.begin():
                 return False
+            waiting = None
             try:
                 stream = buffers.current_stream_of(tensors[0])
                 waiting = device.may_wait(self, stream)
@@ -181,10 +182,11 @@ class CudaEngine(Engine):
                     return False
                 device.driver.enter()
                 step = connection.run_again(agreed, stream, tensors, number)
-                if step is not None:
-                    waiting.end = step
+                waiting.end = step or waiting.end
                 return step is not None
             finally:
+                if waiting is not None and waiting.end is None:
+                    waiting.is_void = True
                 self._executor.end()
 
         return again
@@ -210,6 +212,8 @@ class CudaEngine(Engine):
             meeting, self._meeting = self._meeting, None
         if meeting is not None:
             meeting.close()
+        for device in self._watchdogs:
+            device.forget(self)
         self._messages.close()
 
     # ---- what the host's engine does ----

@@ -54,13 +54,17 @@ class Moment:
 
 
 class Waiting:
-    """That a stream waits for other ranks: None for one of ours."""
+    """That a stream waits for the other ranks of a group."""
 
     def __init__(self, stream: int | None) -> None:
-        self.stream = stream
+        self.stream = stream  # the caller's; None for one of ours
         #: What it waits for, as soon as that is known.
         self.end: End | None = None
         self.is_void = False
+
+    def serves(self, stream: int | None) -> bool:
+        """Whether the next call in this stream can use it again."""
+        return stream is not None and self.stream == stream and not self.is_void
 
     def is_over(self) -> bool:
         """Whether it does not wait any more."""
@@ -86,7 +90,7 @@ class Device:
         two groups had such streams, in another order on another rank, none would ever go on.
         """
         known = self._waiting.get(group)
-        if known is not None and known.stream == stream is not None and len(self._waiting) == 1:
+        if known is not None and known.serves(stream) and len(self._waiting) == 1:
             return known  # its end is that of the last call
         with self._lock:
             for other, waiting in list(self._waiting.items()):
@@ -96,6 +100,11 @@ class Device:
                     return None
             made = self._waiting[group] = Waiting(stream)
         return made
+
+    def forget(self, group: object) -> None:
+        """No stream waits for a group that is over."""
+        with self._lock:
+            self._waiting.pop(group, None)
 
     def take_event(self) -> int:
         """An event for a `Moment`."""

@@ -1,0 +1,62 @@
+"""Which streams may wait for other ranks, and which calls have to leave that to the host."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers import cuda_emulator, cuda_on_cpu
+from unisono.engines.cuda.gpu.device import Device
+
+if cuda_on_cpu.COMPILER is None:
+    pytest.skip("no g++ to compile the kernels for the CPU", allow_module_level=True)
+
+
+class Ending:
+    """The end of a call, which comes when the test says so."""
+
+    failure = None
+
+    def __init__(self) -> None:
+        self.come = False
+
+    def has_come(self) -> bool:
+        return self.come
+
+    def delay(self, stream: int) -> None:
+        raise AssertionError("nobody waits for it")
+
+
+@pytest.fixture
+def gpu() -> Device:
+    return Device(cuda_emulator.EmulatedDriver())
+
+
+def test_one_group_may_always_wait(gpu):
+    for stream in (7, 7, None, 8, None):
+        assert gpu.may_wait("one", stream) is not None
+
+
+def test_two_groups_may_wait_in_one_stream_alone(gpu):
+    gpu.may_wait("one", 7)
+    assert gpu.may_wait("other", 7) is not None
+    assert gpu.may_wait("third", 8) is None
+    assert gpu.may_wait("third", None) is None
+
+
+@pytest.mark.parametrize("stream", [7, None])
+def test_a_group_may_wait_when_the_other_one_does_not_any_more(gpu, stream):
+    waiting = gpu.may_wait("one", stream)
+    assert gpu.may_wait("other", 8) is None
+    waiting.end = Ending()
+    assert gpu.may_wait("other", 8) is None
+    waiting.end.come = True
+    assert gpu.may_wait("other", 8) is not None
+    assert gpu.may_wait("one", stream) is None
+
+
+def test_a_call_that_failed_and_a_group_that_is_over_hold_up_nobody(gpu):
+    gpu.may_wait("one", 7).is_void = True
+    assert gpu.may_wait("other", 8) is not None
+    gpu.forget("other")
+    again = gpu.may_wait("one", 7)
+    assert again is not None and not again.is_void
