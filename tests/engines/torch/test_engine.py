@@ -164,6 +164,20 @@ def test_every_collective_has_its_result_on_the_gpu(alone_on_a_gpu):
 
 
 @GPU
+@pytest.mark.parametrize("async_op", [False, True])
+def test_calls_follow_the_stream_of_the_caller(alone_on_a_gpu, async_op):
+    with torch.cuda.stream(torch.cuda.Stream(alone_on_a_gpu)):
+        x = torch.zeros(1 << 20, device=alone_on_a_gpu)
+        output = torch.empty_like(x)
+        torch.cuda._sleep(1 << 28)  # cycles: about a tenth of a second
+        x.fill_(3)
+        work = ours.all_gather_into_tensor(output, x, async_op=async_op)
+    if async_op:
+        work.wait()
+    assert bool((output == 3).all())  # in the default stream
+
+
+@GPU
 def test_engines_of_the_host_refuse_tensors_of_a_gpu(alone_on_a_gpu):
     def total() -> None:
         with pytest.raises(Unsupported, match="reaches memory of cpu only"):

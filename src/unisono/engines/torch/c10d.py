@@ -13,7 +13,9 @@ from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any
 
+from unisono.core import buffers
 from unisono.core.buffers import Buffer
+from unisono.core.call import Call
 from unisono.core.registry import install_command
 from unisono.errors import (
     CommTimeout,
@@ -36,6 +38,7 @@ __all__ = [
     "broadcast_options",
     "exchange_by_messages",
     "exchange_in_one_call",
+    "in_stream_of_caller",
     "tensor_of",
     "unavailable",
     "translate_error",
@@ -156,7 +159,10 @@ def tensor_of(buffer: Buffer) -> Any:
     import torch
 
     if is_on_device(buffer):
-        return buffer.owner.detach().view(-1)  # type: ignore[attr-defined]
+        owner: Any = buffer.owner
+        if not isinstance(owner, torch.Tensor):  # CuPy's
+            owner = torch.from_dlpack(owner)
+        return owner.detach().view(-1)
     dtype = getattr(torch, buffer.dtype.name)
     if buffer.count == 0:
         return torch.empty(0, dtype=dtype)
@@ -182,6 +188,28 @@ def parts(tensor: Any, counts: Sequence[int]) -> list[Any]:
 # ---- calls ---------------------------------------------------------------------------------------
 
 
+def in_stream_of_caller(call: Call, task: Callable[[], None], name: str) -> Callable[[], None]:
+    """`task`, which another thread will run, in the stream that the caller works in now.
+
+    That is for tensors on a GPU: what the caller has put into the stream comes first. It ends when
+    the stream has got there, because whoever waits for it may use another one.
+    """
+    buffer = call.source or call.destination
+    if buffer is None or buffer.device != "cuda":
+        return task
+    import torch
+
+    device = torch.device("cuda", buffers.device_index(buffer))
+    stream = torch.cuda.ExternalStream(buffers.current_stream(buffer), device=device)
+
+    def run() -> None:
+        with torch.cuda.stream(stream):
+            task()
+        _await(stream.record_event().query, call.timeout, name)
+
+    return run
+
+
 def broadcast_options(root: int | None) -> Any:
     """The options of a broadcast."""
     import torch.distributed as dist
@@ -193,8 +221,16 @@ def broadcast_options(root: int | None) -> Any:
 
 def wait(work: Any, timeout: float, name: str) -> None:
     """Wait for a collective; lets Ctrl-C through, which torch's own wait does not."""
+    _await(work.is_completed, timeout, name)
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise translate_error(error, name) from error
+
+
+def _await(is_over: Callable[[], bool], timeout: float, name: str) -> None:
     began = time.monotonic()
-    while not work.is_completed():
+    while not is_over():
         waited = time.monotonic() - began
         if waited > timeout:
             raise CommTimeout(
@@ -203,10 +239,6 @@ def wait(work: Any, timeout: float, name: str) -> None:
             )
         if waited > _SPIN_SECONDS:
             time.sleep(_POLL_SECONDS)
-    try:
-        work.wait()
-    except RuntimeError as error:
-        raise translate_error(error, name) from error
 
 
 def check_own_part(rank: int, outgoing: Sequence[Any], incoming: Sequence[Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from unisono.core.call import Call
 from unisono.core.engine import ReduceOp
-from unisono.engines.torch.c10d import tensor_of
+from unisono.engines.torch.c10d import parts, tensor_of
 from unisono.errors import Unsupported
 
 __all__ = ["all_reduce", "reduce", "reduce_scatter"]
@@ -26,11 +26,15 @@ def _operator(op: ReduceOp) -> Any:
 
 def all_reduce(group: Any, call: Call, wait: _Wait) -> None:
     """Let the backend reduce, in place in the destination."""
-    import torch.distributed as dist
-
     target = tensor_of(call.dst)
     if call.src.address != call.dst.address:
         target.copy_(tensor_of(call.src))
+    _reduce_all(group, call, target, wait)
+
+
+def _reduce_all(group: Any, call: Call, target: Any, wait: _Wait) -> None:
+    import torch.distributed as dist
+
     options = dist.AllreduceOptions()
     options.reduceOp = _operator(call.operator)
     wait(call, group.allreduce([target], options))
@@ -52,6 +56,12 @@ def reduce_scatter(group: Any, call: Call, wait: _Wait) -> None:
     """Let the backend reduce and distribute equal parts."""
     import torch.distributed as dist
 
+    if group.name() == "gloo":
+        # Gloo's own does the same, but only once somebody waits for it in torch.
+        source = tensor_of(call.src).clone()
+        _reduce_all(group, call, source, wait)
+        tensor_of(call.dst).copy_(parts(source, call.sends)[group.rank()])
+        return
     if len(set(call.sends)) > 1:
         raise Unsupported("on a GPU reduce_scatter has equal parts only; pad the shorter ones")
     options = dist.ReduceScatterOptions()

@@ -193,7 +193,8 @@ class TorchEngine(Engine):
     def send(self, call: Call) -> Work:
         if call.peer == self.rank:
             return self._loopback.send(call)
-        return self._message(DeferredWork(self._point_to_point.send(self._group, call)), call)
+        end = self._point_to_point.send(self._group, call)
+        return self._message(DeferredWork(self._in_order(call, end)), call)
 
     def recv(self, call: Call) -> Work:
         if call.peer == self.rank:
@@ -203,7 +204,7 @@ class TorchEngine(Engine):
         def task() -> None:
             work.source = end()
 
-        work = DeferredWork(task)
+        work = DeferredWork(self._in_order(call, task))
         return self._message(work, call)
 
     def _message(self, work: DeferredWork, call: Call) -> Work:
@@ -239,7 +240,11 @@ class TorchEngine(Engine):
                 self._check_consistency(call)
             task(call)
 
-        return self._executor.submit(run, call.blocking)
+        return self._executor.submit(self._in_order(call, run), call.blocking)
+
+    def _in_order(self, call: Call, task: Callable[[], None]) -> Callable[[], None]:
+        """`task`, in order with what the caller's stream on a GPU does, in whichever thread."""
+        return c10d.in_stream_of_caller(call, task, self.name)
 
     def _check_consistency(self, call: Call) -> None:
         def exchange(mine: Array, everybodys: Array) -> None:
