@@ -432,5 +432,40 @@ def install() -> None:
     module = types.ModuleType("cupy")
     for name in ("ndarray", "empty", "asarray", "concatenate"):
         setattr(module, name, globals()[name])
-    module.cuda = types.SimpleNamespace(get_current_stream=get_current_stream)  # type: ignore[attr-defined]
+    module.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
+        get_current_stream=get_current_stream, ExternalStream=lambda ptr, device_id: on_stream(ptr)
+    )
     sys.modules["cupy"] = module
+
+
+# ---- torch, as far as engine `torch` uses it for tensors on a GPU ----
+
+
+class _TorchStream:
+    """One of `torch.cuda`'s streams; its events have happened when it has come to its end."""
+
+    def __init__(self, number: int, device: Any) -> None:
+        self.number = number
+
+    def record_event(self) -> types.SimpleNamespace:
+        gpu().record(event := gpu().create_event(), self.number)
+        return types.SimpleNamespace(query=lambda: gpu().has_happened(event))
+
+
+def _torch_view(array: ndarray) -> Any:
+    """The same memory for torch, once this thread's stream has done what it has to do."""
+    import torch
+
+    return torch.from_numpy(array._host())
+
+
+def install_torch() -> None:
+    """Let torch work with arrays on the emulated GPU, which Gloo then moves as nccl would."""
+    import torch
+
+    from unisono.engines.cuda import own_gpus
+
+    own_gpus.ENGINE = "torch:gloo"
+    torch.from_dlpack = _torch_view
+    torch.cuda.ExternalStream = _TorchStream  # type: ignore[misc,assignment]
+    torch.cuda.stream = lambda stream: on_stream(stream.number)  # type: ignore[assignment]

@@ -13,6 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ __all__ = [
     "device_index",
     "expect_message",
     "fingerprint",
+    "in_stream",
     "unpack_into",
     "is_tensor",
     "move_to_host",
@@ -489,6 +491,19 @@ def current_stream(buffer: Buffer) -> int:
     if _is_cupy(owner):
         return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
     return _torch_stream()(owner.get_device())
+
+
+def in_stream(buffer: Buffer, stream: int) -> AbstractContextManager[object]:
+    """Let the framework of this buffer work in a stream meanwhile, in this thread."""
+    index = device_index(buffer)
+    if _is_cupy(buffer.owner):
+        made: AbstractContextManager[object] = sys.modules["cupy"].cuda.ExternalStream(
+            stream, device_id=index
+        )
+        return made
+    cuda = sys.modules["torch"].cuda
+    context: AbstractContextManager[object] = cuda.stream(cuda.ExternalStream(stream, device=index))
+    return context
 
 
 def current_stream_of(tensor: Any) -> int:

@@ -115,9 +115,43 @@ def test_without_it_arrays_of_cupy_go_through_the_host(all_worlds):
     all_worlds.run("shm", 2, cuda_cases.through_the_host, of_its_own=True)
 
 
-def test_ranks_on_different_gpus_are_refused(alone):
-    for text in alone(2, cuda_cases.other_gpu):
-        assert "are on 2 GPUs" in text and "torch:nccl" in text
+def test_ranks_of_which_some_share_a_gpu_are_refused(alone):
+    for first, again in alone(3, cuda_cases.two_ranks_on_one_of_two_gpus):
+        assert "the 3 ranks' tensors are on 2 GPUs" in first and first == again
+
+
+# ---- a GPU for each rank: Gloo stands in for nccl, which needs real ones -------------------------
+
+
+def test_ranks_with_a_gpu_each(all_worlds):
+    all_worlds.run("shm", 3, cuda_cases.own_gpus, of_its_own=True)
+
+
+@pytest.mark.thorough
+def test_ranks_with_a_gpu_each_that_disagree(alone):
+    for text, after in alone(3, cuda_cases.own_gpus_and_calls_that_differ):
+        assert "ranks 0, 1: all_reduce float32 x 4 sum" in text and "rank 2:" in text
+        assert after == "[3.0, 3.0, 3.0, 3.0]"
+
+
+@pytest.mark.thorough
+def test_a_rank_with_its_own_gpu_dies(alone):
+    for texts in alone(3, cuda_cases.own_gpus_and_a_rank_that_dies, dying=[2]):
+        for text in texts:
+            assert text.startswith("PeerLost: rank 2 ") and "was killed by SIGKILL" in text, text
+
+
+@pytest.mark.thorough
+def test_ranks_without_nccl(alone):
+    texts = alone(3, cuda_cases.nccl_on_some_ranks)
+    for rank, (text, again) in enumerate(texts):
+        assert "does not run on ranks [1]" in text and text == again
+        assert text.endswith(": torch is not installed") == (rank == 1)
+
+
+@pytest.mark.thorough
+def test_the_store_of_nccl_is_closed(alone):
+    assert alone(3, cuda_cases.own_gpus_without_a_trace) == [[], [], []]
 
 
 @pytest.mark.parametrize("blocking", [True, pytest.param(False, marks=pytest.mark.thorough)])

@@ -18,6 +18,7 @@ from unisono.engines.cuda.gpu.device import Device, Moment
 from unisono.engines.cuda.gpu.kernels import MAX_RANKS
 from unisono.engines.cuda.gpu.prepared import PreparedLaunch
 from unisono.engines.cuda.gpu.sharing import Export
+from unisono.engines.cuda.own_gpus import OwnGpus
 from unisono.engines.cuda.scratch import Scratch
 from unisono.engines.cuda.signals import BLOCK_BYTES, LEADER, Block, Signals
 from unisono.engines.cuda.watchdog import Followed, Watchdog
@@ -35,7 +36,7 @@ _GREETING = struct.Struct("<32sQQ")  # the GPU, the process, the place of its bl
 
 
 class Meeting:
-    """Ranks tell each other which GPU they are on.
+    """Ranks tell each other which GPU they are on. That decides what joins them.
 
     It begins where the caller makes the call, so that it is in order with the group's calls on the
     CPU: ranks of which some call with device memory and some without get a mismatch.
@@ -55,30 +56,49 @@ class Meeting:
         caller = inner_caller(host, timeout, blocking=False)
         call = Call.all_gather(caller, view(own), view(self._greetings.reshape(-1)))
         self._work: Work = host.all_gather(call)
-        self._connection: Connection | None = None
+        #: What joins the ranks, as soon as all have come.
+        self.joined: Connection | OwnGpus | None = None
+        self._refusal: Unsupported | None = None
 
-    def connection(self) -> Connection:
-        """The connection, once all ranks have come."""
-        if self._connection is None:
-            self._work.wait()
-            greetings = [_GREETING.unpack(row.tobytes()) for row in self._greetings]
-            gpus = [greeting[0].decode() for greeting in greetings]
-            if len(set(gpus)) > 1:
-                raise Unsupported(
-                    f"the ranks' tensors are on {len(set(gpus))} GPUs; engine 'cuda' joins ranks "
-                    "that share one, and across GPUs it has never been run: use 'torch:nccl'"
-                )
-            processes = [greeting[1] for greeting in greetings]
-            places = [greeting[2] for greeting in greetings]
-            self._connection = Connection(
-                self._host, self._device, self._watchdog, processes, places
+    def check_device(self, device: Device) -> None:
+        """Raise an error if a tensor is on another GPU than those of the calls before."""
+        if device is not self._device:
+            raise Unsupported(
+                "this rank has called the group with tensors on another GPU before; engine 'cuda' "
+                "has one for each rank and group"
             )
-        return self._connection
+
+    def connection(self) -> Connection | OwnGpus:
+        """What joins the ranks, once all have come."""
+        if self._refusal is not None:
+            raise self._refusal
+        if self.joined is None:
+            self._work.wait()
+            try:
+                self.joined = self._join()
+            except Unsupported as error:  # on all ranks
+                self._refusal = error
+                raise
+        return self.joined
+
+    def _join(self) -> Connection | OwnGpus:
+        greetings = [_GREETING.unpack(row.tobytes()) for row in self._greetings]
+        gpus, processes, places = (list(each) for each in zip(*greetings, strict=True))
+        key = f"cuda {places}"
+        if len(set(gpus)) == 1:
+            return Connection(self._host, self._device, self._watchdog, processes, places, key)
+        if len(set(gpus)) == len(gpus):
+            return OwnGpus(self._host, self._device, key)
+        raise Unsupported(
+            f"the {len(gpus)} ranks' tensors are on {len(set(gpus))} GPUs; engine 'cuda' joins "
+            "ranks that are all on one, or have one each: let ranks use another GPU, or start "
+            "fewer"
+        )
 
     def close(self) -> None:
-        """Leave the connection, if there is one."""
-        if self._connection is not None:
-            self._connection.close()
+        """Leave what joins the ranks, if there is something."""
+        if self.joined is not None:
+            self.joined.close()
 
 
 class StreamStep:
@@ -123,9 +143,10 @@ class Connection:
         watchdog: Watchdog,
         processes: Sequence[int],
         places: Sequence[int],
+        key: str,
     ) -> None:
         # Apart from the group's calls on the CPU, which are in no order with these.
-        self._host = host.split(range(host.size), f"cuda {places}")
+        self._host = host.split(range(host.size), key)
         self.device = device
         self._processes = processes
         for process in processes:

@@ -1,9 +1,11 @@
 """Ranks are processes of one host that share a GPU; calls on the CPU's memory are engine `shm`'s.
 
 The hosts compare each call over shared memory and tell each other where their tensors are. What
-follows runs in streams: ranks read each other's device memory, which CUDA shares between processes,
-and streams wait for each other by words that the host can write as well. So no host waits for a
-GPU, and no GPU waits for a rank that is gone.
+follows runs in streams: one rank works in the device memory of all, which CUDA shares between
+processes, and streams wait for each other by words that the host can write as well. So no host
+waits for a GPU, and no GPU waits for a rank that is gone.
+
+Where each rank has a GPU of its own, nccl does their calls, see own_gpus.py.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ from unisono.core.environment import Launch
 from unisono.core.groups import Group
 from unisono.core.trace import RankReport
 from unisono.engines.common.executor import SerialExecutor
-from unisono.engines.cuda.connection import Meeting, StreamStep
+from unisono.engines.cuda.connection import Connection, Meeting
 from unisono.engines.cuda.gpu import driver
-from unisono.engines.cuda.gpu.device import Device, Moment, Waiting, device_at
+from unisono.engines.cuda.gpu.device import Device, End, Moment, Waiting, device_at
 from unisono.engines.cuda.messages import Messages
+from unisono.engines.cuda.own_gpus import OwnGpus
 from unisono.engines.cuda.watchdog import Watchdog
 from unisono.engines.cuda.works import CudaWork
 from unisono.engines.shm.engine import ShmEngine
@@ -108,6 +111,7 @@ class CudaEngine(Engine):
         device = device_at(buffers.device_index(buffer))
         stream = buffers.current_stream(buffer)
         meeting = self._meeting or self._meet(device, call.timeout)
+        meeting.check_device(device)
         in_main = threading.current_thread() is _main
         if call.blocking and in_main:
             waiting = device.may_wait(self, stream)
@@ -149,6 +153,8 @@ class CudaEngine(Engine):
     ) -> Work:
         if buffer.device == "cpu":
             return on_host(call)
+        if self._meeting is not None and isinstance(self._meeting.joined, OwnGpus):
+            return self._meeting.joined.message(call)
         device = device_at(buffers.device_index(buffer))
         device.driver.enter()
 
@@ -162,10 +168,9 @@ class CudaEngine(Engine):
 
     def repeat(self, call: Call) -> Callable[[Sequence[Any], int], bool] | None:
         buffer = call.destination or call.source
-        meeting = self._meeting
-        if meeting is None or buffer is None or buffer.device == "cpu":
+        connection = None if self._meeting is None else self._meeting.joined
+        if not isinstance(connection, Connection) or buffer is None or buffer.device == "cpu":
             return None
-        connection = meeting.connection()
         agreed = connection.last(call)
         if agreed is None:
             return None
@@ -267,7 +272,7 @@ def _run(
     stream: int,
     after: Moment | None,
     waiting: Waiting | None,
-) -> StreamStep:
+) -> End:
     device.driver.enter()  # perhaps in another thread than the caller's
     connection = meeting.connection()
     if waiting is None:

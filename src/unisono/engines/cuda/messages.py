@@ -188,8 +188,8 @@ class Messages:
         if record.gpu != device.driver.identity.encode():
             _refuse(signal)
             raise Unsupported(
-                f"rank {sender} sends from another GPU; engine 'cuda' has never been run across "
-                "GPUs: use 'torch:nccl'"
+                f"rank {sender} sends from another GPU; nccl carries messages between GPUs, from "
+                "the end of the group's first collective there: make one before"
             )
         if (record.dtype, record.elements) != (destination.dtype.code, destination.count):
             _refuse(signal)
