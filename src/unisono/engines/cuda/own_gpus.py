@@ -6,6 +6,7 @@ own rendezvous is a file without a name, which the first rank keeps open.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 
@@ -97,7 +98,8 @@ class OwnGpus:
             raise self._failure
         try:
             call = call._replace(site=call.site or call_site() or "")
-            consistency.check(call, self._host.size, self._exchange)
+            exchange = functools.partial(self._exchange, timeout=call.timeout)
+            consistency.check(call, self._host.size, exchange)
         except UnisonoError as error:
             if not isinstance(error, MismatchError):
                 self._failure = error
@@ -130,8 +132,8 @@ class OwnGpus:
         self._exchange(own, every)
         return every
 
-    def _exchange(self, own: Array, every: Array) -> None:
-        caller = inner_caller(self._host)
+    def _exchange(self, own: Array, every: Array, timeout: float | None = None) -> None:
+        caller = inner_caller(self._host, timeout)
         parts = view(own.reshape(-1)), view(every.reshape(-1))
         self._host.all_gather(Call.all_gather(caller, *parts))
 
