@@ -447,8 +447,13 @@ void Group::probe(std::size_t bytes) {
         auto& best = i % 2 == 0 ? plain : streaming;
         if (i >= 4) best = std::min(best, time);
     }
-    if (memory[0] != std::byte{0} && memory[probed_bytes] != std::byte{0})
+    // Rotation takes ten times as long to time: where it does not pay, it is left out more and
+    // more.
+    if (memory[0] != std::byte{0} && memory[probed_bytes] != std::byte{0} && rest_-- == 0) {
         plain = probe_rotating(plain);
+        pause_ = rotates_ ? 0 : std::min(2 * pause_ + 1, 31);
+        rest_ = pause_;
+    }
     // These few bytes have the whole bandwidth of the memory; long messages need it for themselves.
     staging_ = 7 * streaming < 4 * plain ? StoreMode::streaming : StoreMode::plain;
 }

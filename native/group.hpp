@@ -346,6 +346,8 @@ private:
     std::size_t until_probe_ = 0;  ///< bytes of messages until staging_ is chosen again
     StoreMode staging_ = StoreMode::plain;
     bool rotates_ = false;
+    int pause_ = 0;               ///< how many probes leave rotation out, because it did not pay
+    int rest_ = 0;                ///< and how many of them are left
     std::size_t next_place_ = 0;  ///< in bytes; depends only on calls that all ranks agreed on
     std::size_t place_ = 0;       ///< where the slots of this step begin
     std::size_t advance_ = 0;     ///< from one place to the next, by the size of the last call
