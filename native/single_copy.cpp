@@ -33,19 +33,19 @@ struct Default {
 // where many ranks read the same long part, it is staged too. Ranks that reduce gain where the
 // other sources are in memory and not in a cache: each is read once, and not stored again by its
 // owner. In all_reduce the second half is read from a cache, so many ranks stage what is not longer
-// than all caches. Where ranks share cores, a barrier is dear, and the direct way has one more than
-// a part of one chunk. A slow kernel (a virtual machine, mitigations) is slower than two copies of
-// which one stays in a cache, however long a part is.
+// than all caches. A slow kernel (a virtual machine, mitigations) is slower than two copies of
+// which one stays in a cache, however long a part is. Where ranks share cores, a barrier is dear,
+// and the direct way has one more than a part of one chunk; what all ranks read stays in the cache.
 constexpr Default defaults[] = {
-    {Verb::broadcast, {64, 0, 0, 0, 0, 0, 2048}, {32768}},
+    {Verb::broadcast, {64, 0, 0, 0, 0, 0, 0}, {32768}},
     {Verb::scatter, {32, 32, 32, 32, 64, 0, 512}, {}},
     {Verb::gather, {64, 64, 64, 64, 64, 0, 1024}, {}},
-    {Verb::all_gather, {32, 32, 64, 64, 64, 0, 2048}, {0, 0, 4096, 2048, 2048}},
+    {Verb::all_gather, {32, 32, 64, 64, 64, 0, 0}, {0, 0, 4096, 2048, 2048}},
     {Verb::all_to_all, {32, 32, 32, 16, 32, 0, 256}, {}},
     {Verb::reduce_scatter, {128, 64, 32, 16, 32, 0, 4096}, {4096}},
     {Verb::all_reduce, {2048, 0, 0, 32768}, {65536}},
     {Verb::reduce, {0, 0, 2048, 2048, 2048}, {}},
-    {Verb::send, {128, 128, 128, 128, 128, 0, 1024}, {}},
+    {Verb::send, {128, 128, 128, 128, 128, 0, 8192}, {}},
 };
 
 constexpr const char* class_names[SingleCopyTable::classes] = {"2",    "4",    "8",     "16",
