@@ -178,6 +178,22 @@ struct Operands {
     std::size_t count;
 };
 
+/// How many blocks ahead lines are fetched. What another core has written takes 100 ns and more to
+/// come, and by itself the processor looks only a few blocks ahead. All together are 12 to 16 KiB,
+/// which the first cache has room for.
+std::size_t blocks_ahead(int sources) noexcept {
+    return std::max<std::size_t>(4, 48 / static_cast<std::size_t>(sources));
+}
+
+/// Begins to bring a block of each source into the cache. Always inline: the compiler removes calls
+/// of a function that does nothing else.
+template <std::size_t N, class T>
+[[gnu::always_inline]] inline void fetch(const T* const* from, int sources,
+                                         std::size_t begin) noexcept {
+    for (int s = 0; s < sources; ++s)
+        for (std::size_t i = 0; i < N; i += 64 / sizeof(T)) __builtin_prefetch(from[s] + begin + i);
+}
+
 /// T: element type, A: accumulator type. Reads each source once and stores each result once.
 template <class T, class A, class Op, class First, class Last>
 void loop(const Operands& operands, First first, Last last) noexcept {
@@ -201,8 +217,15 @@ void loop(const Operands& operands, First first, Last last) noexcept {
         stream ? before_line(to, operands.count * sizeof(T)) / sizeof(T) : std::size_t{0};
     for (std::size_t i = 0; i < head; ++i) one(i);
     const std::size_t blocks = (operands.count - head) / block;
+    const auto begin_of = [&](std::size_t done) {
+        return head + (down ? blocks - 1 - done : done) * block;
+    };
+    const std::size_t ahead = std::min(blocks, blocks_ahead(operands.sources));
+    for (std::size_t done = 0; done < ahead; ++done)
+        fetch<block>(from, operands.sources, begin_of(done));
     for (std::size_t done = 0; done < blocks; ++done) {
-        const std::size_t i = head + (down ? blocks - 1 - done : done) * block;
+        if (done + ahead < blocks) fetch<block>(from, operands.sources, begin_of(done + ahead));
+        const std::size_t i = begin_of(done);
         alignas(64) A total[block];
         load<T, A, block>(total, from[0] + i);
         for (std::size_t j = 0; j < block; ++j) total[j] = first(total[j]);
