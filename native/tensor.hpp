@@ -3,7 +3,7 @@
 // Ordinary is a NumPy array or a torch tensor, of a dtype that we move, contiguous, in the memory
 // of the host, that needs nothing done before or after the call. A NumPy array is read from its own
 // C struct; a torch tensor by torch's DLPack exchange functions (DLPack 1.3). Everything else is
-// left to core/buffers.py.
+// left to core/buffers.
 #pragma once
 
 #include <Python.h>

@@ -14,7 +14,7 @@ from typing import Any
 
 from unisono.core import buffers, trace
 from unisono.core.arguments import as_int
-from unisono.core.buffers import Buffer
+from unisono.core.buffers import Buffer, devices
 from unisono.core.call import Call, Caller, Counts
 from unisono.core.debugging import profiler
 from unisono.core.engine import DONE, Engine, ReduceOp, Work
@@ -337,7 +337,7 @@ def _engine(
     engine = group.engine
     if engine is None:
         raise _no_engine(group)
-    if buffers.saw_device_tensor:
+    if devices.saw_device_tensor:
         return _engine_for_devices(group, engine, source, destination, names)
     return engine
 
@@ -360,7 +360,7 @@ def _run(verb: Callable[[Call], Work], call: Call, group: Group) -> Work:
     """Make a call, and show it to torch's profiler if that is on."""
     if not profiler.is_on():
         work = _finish(verb(call), call, group)
-        if buffers.saw_device_tensor and call.blocking:
+        if devices.saw_device_tensor and call.blocking:
             repeats.remember(group, verb.__self__, call)  # type: ignore[attr-defined]
         return work
     with profiler.span(call, group) as span:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from unisono.core import buffers, groups
+from unisono.core import groups
+from unisono.core.buffers import devices
 from unisono.core.debugging import profiler
 from unisono.core.groups import Group
 from unisono.errors import UnisonoError
@@ -74,8 +75,8 @@ def remember(group: Group, engine: Engine, call: Call) -> None:
 
 
 def _key(verb: str, detail: object, tensors: tuple[Any, ...]) -> tuple[object, ...] | None:
-    first = buffers.fingerprint(tensors[0])
+    first = devices.fingerprint(tensors[0])
     if len(tensors) == 1 or first is None:
         return None if first is None else (verb, detail, *first)
-    other = buffers.fingerprint(tensors[1])
+    other = devices.fingerprint(tensors[1])
     return None if other is None else (verb, detail, *first, *other)

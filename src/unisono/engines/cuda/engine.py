@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from unisono.core import buffers, trace
-from unisono.core.buffers import Buffer
+from unisono.core import trace
+from unisono.core.buffers import Buffer, devices
 from unisono.core.call import Call
 from unisono.core.engine import DRAIN_SECONDS, Engine, Work
 from unisono.core.environment import Launch
@@ -108,8 +108,8 @@ class CudaEngine(Engine):
         buffer = call.destination or call.src
         if buffer.device == "cpu":
             return on_host(call)
-        device = device_at(buffers.device_index(buffer))
-        stream = buffers.current_stream(buffer)
+        device = device_at(devices.device_index(buffer))
+        stream = devices.current_stream(buffer)
         meeting = self._meeting or self._meet(device, call.timeout)
         meeting.check_device(device)
         in_main = threading.current_thread() is _main
@@ -123,7 +123,7 @@ class CudaEngine(Engine):
         # each call held that up, ranks could wait for each other; so there the host waits.
         waiting = None if call.blocking else device.may_wait(self, None)
         call = call._replace(site=trace.call_site() or "")  # not found in the other thread
-        work = CudaWork(lambda: buffers.current_stream(buffer))
+        work = CudaWork(lambda: devices.current_stream(buffer))
 
         def task() -> None:
             device.driver.enter()
@@ -155,11 +155,11 @@ class CudaEngine(Engine):
             return on_host(call)
         if self._meeting is not None and isinstance(self._meeting.joined, OwnGpus):
             return self._meeting.joined.message(call)
-        device = device_at(buffers.device_index(buffer))
+        device = device_at(devices.device_index(buffer))
         device.driver.enter()
 
         def current() -> int:
-            return buffers.current_stream(buffer)
+            return devices.current_stream(buffer)
 
         return on_gpu(device, call, current(), current)
 
@@ -174,14 +174,14 @@ class CudaEngine(Engine):
         agreed = connection.last(call)
         if agreed is None:
             return None
-        device = device_at(buffers.device_index(buffer))
+        device = device_at(devices.device_index(buffer))
 
         def again(tensors: Sequence[Any], number: int) -> bool:
             if threading.get_ident() != _main.ident or not self._executor.begin():
                 return False
             waiting = None
             try:
-                stream = buffers.current_stream_of(tensors[0])
+                stream = devices.current_stream_of(tensors[0])
                 waiting = device.may_wait(self, stream)
                 if waiting is None:
                     return False

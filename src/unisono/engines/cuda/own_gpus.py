@@ -12,8 +12,8 @@ import time
 
 import numpy as np
 
-from unisono.core import buffers, registry
-from unisono.core.buffers import view
+from unisono.core import registry
+from unisono.core.buffers import devices, view
 from unisono.core.call import Call
 from unisono.core.engine import Engine, Work
 from unisono.core.environment import Launch
@@ -81,7 +81,7 @@ class OwnGpus:
         self._check(call)
         buffer = call.source or call.destination
         assert buffer is not None
-        with buffers.in_stream(buffer, stream):
+        with devices.in_stream(buffer, stream):
             verb = getattr(self._engine, call.verb)
             self._wait(verb(call._replace(blocking=False, checked=False)))
         return Moment(self._device, stream)

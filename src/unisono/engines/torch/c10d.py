@@ -13,8 +13,7 @@ from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any
 
-from unisono.core import buffers
-from unisono.core.buffers import Buffer
+from unisono.core.buffers import Buffer, devices
 from unisono.core.call import Call
 from unisono.core.registry import install_command
 from unisono.errors import (
@@ -199,8 +198,8 @@ def in_stream_of_caller(call: Call, task: Callable[[], None], name: str) -> Call
         return task
     import torch
 
-    device = torch.device("cuda", buffers.device_index(buffer))
-    stream = torch.cuda.ExternalStream(buffers.current_stream(buffer), device=device)
+    device = torch.device("cuda", devices.device_index(buffer))
+    stream = torch.cuda.ExternalStream(devices.current_stream(buffer), device=device)
 
     def run() -> None:
         with torch.cuda.stream(stream):
