@@ -1,26 +1,37 @@
 """Checks calls, describes each as one `Call`, runs it on the group's engine, explains errors.
 
 There is one function for each verb. With `blocking` the work that comes back has ended; `timeout`
-is in seconds, and None means the group's own. Bad input is an error here, before anything moves;
-`names` are what the caller calls source and destination, for the texts of these errors.
+is in seconds, and None means the group's own. `names` are what the caller calls source and
+destination, for the texts of errors.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from unisono.core import buffers, trace
-from unisono.core.arguments import as_int
 from unisono.core.buffers import Buffer, devices
 from unisono.core.call import Call, Caller, Counts
+from unisono.core.checks import (
+    Names,
+    check_count,
+    check_exchange,
+    check_operator,
+    check_pair,
+    check_parts,
+    check_rank,
+    check_reduction,
+    check_tag,
+    need,
+)
 from unisono.core.debugging import profiler
 from unisono.core.engine import DONE, Engine, ReduceOp, Work
 from unisono.core.fast import registration, repeats
 from unisono.core.groups import Group
-from unisono.errors import ArgumentError, ArgumentTypeError, NotReady, UnisonoError, Unsupported
+from unisono.errors import ArgumentError, NotReady, UnisonoError, Unsupported
 
 __all__ = [
     "all_gather",
@@ -60,8 +71,7 @@ def in_pass(*, backward: bool) -> Iterator[None]:
         registration.set_backward(before)
 
 
-_Names = tuple[str, str]
-_NAMES: _Names = ("src", "dst")
+_NAMES: Names = ("src", "dst")
 
 # ---- the verbs -----------------------------------------------------------------------------------
 
@@ -74,16 +84,16 @@ def broadcast(
     *,
     blocking: bool = True,
     timeout: float | None = None,
-    names: _Names = _NAMES,
+    names: Names = _NAMES,
 ) -> Work:
     """Copy `source` of the root to `destination` of every rank (`source` is None elsewhere)."""
     try:
         engine = _engine(group, source, destination, names)
-        _check_rank(group, root, "root")
+        check_rank(group, root, "root")
         if group.rank == root:
-            source = _need(source, names[0])
-            _check_pair(source, destination, names)
-            _check_count(destination.count, source.count, names[1])
+            source = need(source, names[0])
+            check_pair(source, destination, names)
+            check_count(destination.count, source.count, names[1])
         buffers.check_writable(destination, names[1])
         call = Call.broadcast(_caller(group, engine, blocking, timeout), source, destination, root)
         return _run(engine.broadcast, call, group)
@@ -101,17 +111,17 @@ def reduce(
     *,
     blocking: bool = True,
     timeout: float | None = None,
-    names: _Names = _NAMES,
+    names: Names = _NAMES,
 ) -> Work:
     """Combine every `source` into `destination` of the root (`destination` is None elsewhere)."""
     try:
         engine = _engine(group, source, destination, names)
-        _check_rank(group, root, "root")
+        check_rank(group, root, "root")
         if group.rank == root:
-            destination = _need(destination, names[1])
-            _check_reduction(source, destination, op, names)
+            destination = need(destination, names[1])
+            check_reduction(source, destination, op, names)
         else:
-            _check_operator(source, op, names[0])
+            check_operator(source, op, names[0])
         call = Call.reduce(_caller(group, engine, blocking, timeout), source, destination, op, root)
         return _run(engine.reduce, call, group)
     except UnisonoError as error:
@@ -127,12 +137,12 @@ def all_reduce(
     *,
     blocking: bool = True,
     timeout: float | None = None,
-    names: _Names = _NAMES,
+    names: Names = _NAMES,
 ) -> Work:
     """Combine every `source` into `destination` of every rank."""
     try:
         engine = _engine(group, source, destination, names)
-        _check_reduction(source, destination, op, names)
+        check_reduction(source, destination, op, names)
         call = Call.all_reduce(_caller(group, engine, blocking, timeout), source, destination, op)
         return _run(engine.all_reduce, call, group)
     except UnisonoError as error:
@@ -149,13 +159,13 @@ def reduce_scatter(
     *,
     blocking: bool = True,
     timeout: float | None = None,
-    names: _Names = _NAMES,
+    names: Names = _NAMES,
 ) -> Work:
     """Combine every `source` and leave part `rank` of the result in `destination`."""
     try:
         engine = _engine(group, source, destination, names)
-        _check_operator(source, op, names[0])
-        _check_parts(group, counts, source, destination, names)
+        check_operator(source, op, names[0])
+        check_parts(group, counts, source, destination, names)
         buffers.check_writable(destination, names[1])
         caller = _caller(group, engine, blocking, timeout)
         call = Call.reduce_scatter(caller, source, destination, op, counts)
@@ -174,15 +184,15 @@ def gather(
     *,
     blocking: bool = True,
     timeout: float | None = None,
-    names: _Names = _NAMES,
+    names: Names = _NAMES,
 ) -> Work:
     """Join every `source` in `destination` of the root; `counts` matters on the root only."""
     try:
         engine = _engine(group, source, destination, names)
-        _check_rank(group, root, "root")
+        check_rank(group, root, "root")
         if group.rank == root:
-            destination = _need(destination, names[1])
-            _check_parts(group, counts, destination, source, names[::-1])
+            destination = need(destination, names[1])
+            check_parts(group, counts, destination, source, names[::-1])
             buffers.check_writable(destination, names[1])
         caller = _caller(group, engine, blocking, timeout)
         call = Call.gather(caller, source, destination, root, counts)
@@ -200,12 +210,12 @@ def all_gather(
     *,
     blocking: bool = True,
     timeout: float | None = None,
-    names: _Names = _NAMES,
+    names: Names = _NAMES,
 ) -> Work:
     """Join every `source` in `destination` of every rank."""
     try:
         engine = _engine(group, source, destination, names)
-        _check_parts(group, counts, destination, source, names[::-1])
+        check_parts(group, counts, destination, source, names[::-1])
         buffers.check_writable(destination, names[1])
         call = Call.all_gather(
             _caller(group, engine, blocking, timeout), source, destination, counts
@@ -225,15 +235,15 @@ def scatter(
     *,
     blocking: bool = True,
     timeout: float | None = None,
-    names: _Names = _NAMES,
+    names: Names = _NAMES,
 ) -> Work:
     """Distribute `source` of the root; `counts` matters on the root only."""
     try:
         engine = _engine(group, source, destination, names)
-        _check_rank(group, root, "root")
+        check_rank(group, root, "root")
         if group.rank == root:
-            source = _need(source, names[0])
-            _check_parts(group, counts, source, destination, names)
+            source = need(source, names[0])
+            check_parts(group, counts, source, destination, names)
         buffers.check_writable(destination, names[1])
         caller = _caller(group, engine, blocking, timeout)
         call = Call.scatter(caller, source, destination, root, counts)
@@ -252,12 +262,12 @@ def all_to_all(
     *,
     blocking: bool = True,
     timeout: float | None = None,
-    names: _Names = _NAMES,
+    names: Names = _NAMES,
 ) -> Work:
     """Send part j of `source` to rank j, and receive part i of `destination` from rank i."""
     try:
         engine = _engine(group, source, destination, names)
-        _check_exchange(group, source, destination, sends, receives, names)
+        check_exchange(group, source, destination, sends, receives, names)
         caller = _caller(group, engine, blocking, timeout)
         call = Call.all_to_all(caller, source, destination, sends, receives)
         return _run(engine.all_to_all, call, group)
@@ -274,13 +284,13 @@ def send(
     *,
     blocking: bool = True,
     timeout: float | None = None,
-    names: _Names = _NAMES,
+    names: Names = _NAMES,
 ) -> Work:
     """Send `source` to `peer`; ends when `source` may be written again."""
     try:
         engine = _engine(group, source, None, names)
-        _check_rank(group, peer, "peer")
-        _check_tag(tag)
+        check_rank(group, peer, "peer")
+        check_tag(tag)
         caller = _caller(group, engine, blocking, timeout, message=True)
         call = Call.send(caller, source, peer, tag)
         return _run(engine.send, call, group)
@@ -297,14 +307,14 @@ def recv(
     *,
     blocking: bool = True,
     timeout: float | None = None,
-    names: _Names = _NAMES,
+    names: Names = _NAMES,
 ) -> Work:
     """Receive into `destination` from `peer`, or from any rank; `work.source` says from whom."""
     try:
         engine = _engine(group, None, destination, names)
         if peer is not None:
-            _check_rank(group, peer, "peer")
-        _check_tag(tag)
+            check_rank(group, peer, "peer")
+        check_tag(tag)
         buffers.check_writable(destination, names[1])
         if destination.copy_back is not None:
             buffers.expect_message(destination)
@@ -331,7 +341,7 @@ def barrier(group: Group, *, blocking: bool = True, timeout: float | None = None
 
 
 def _engine(
-    group: Group, source: Buffer | None, destination: Buffer | None, names: _Names
+    group: Group, source: Buffer | None, destination: Buffer | None, names: Names
 ) -> Engine:
     """The engine of the group that reaches the memory, if this rank is a member."""
     engine = group.engine
@@ -340,6 +350,39 @@ def _engine(
     if devices.saw_device_tensor:
         return _engine_for_devices(group, engine, source, destination, names)
     return engine
+
+
+def _engine_for_devices(
+    group: Group,
+    engine: Engine,
+    source: Buffer | None,
+    destination: Buffer | None,
+    names: Names,
+) -> Engine:
+    """The engine that reaches all buffers of a call, which are in one memory.
+
+    Those that no engine of the group reaches go through the host's memory if they can.
+    """
+    found = engine
+    pairs = ((source, names[0]), (destination, names[1]))
+    for buffer, name in pairs[:1] if source is destination else pairs:
+        if buffer is None or buffer.device in engine.devices:
+            continue
+        reaching = group.engine_for(buffer.device)
+        if reaching is not None:
+            found = reaching
+        elif not buffers.move_to_host(buffer):
+            reached = " and ".join(sorted(engine.devices))
+            raise Unsupported(
+                f"engine {engine.name!r} reaches memory of {reached} only, and {name} is on "
+                f"{buffer.device}; move it to the CPU, or use engine 'cuda' or 'torch:nccl'"
+            )
+    if source is not None and destination is not None and source.device != destination.device:
+        raise ArgumentError(
+            f"{names[0]} is on {source.device} and {names[1]} on {destination.device}; one call "
+            "needs them in one memory"
+        )
+    return found
 
 
 def _caller(
@@ -429,146 +472,3 @@ def _no_engine(group: Group) -> NotReady:
             "only members may call its collectives"
         )
     return NotReady(f"group {group.name!r} is closed; make a new one")
-
-
-# ---- checks --------------------------------------------------------------------------------------
-
-
-def _engine_for_devices(
-    group: Group,
-    engine: Engine,
-    source: Buffer | None,
-    destination: Buffer | None,
-    names: _Names,
-) -> Engine:
-    """The engine that reaches all buffers of a call, which are in one memory.
-
-    Those that no engine of the group reaches go through the host's memory if they can.
-    """
-    found = engine
-    pairs = ((source, names[0]), (destination, names[1]))
-    for buffer, name in pairs[:1] if source is destination else pairs:
-        if buffer is None or buffer.device in engine.devices:
-            continue
-        reaching = group.engine_for(buffer.device)
-        if reaching is not None:
-            found = reaching
-        elif not buffers.move_to_host(buffer):
-            reached = " and ".join(sorted(engine.devices))
-            raise Unsupported(
-                f"engine {engine.name!r} reaches memory of {reached} only, and {name} is on "
-                f"{buffer.device}; move it to the CPU, or use engine 'cuda' or 'torch:nccl'"
-            )
-    if source is not None and destination is not None and source.device != destination.device:
-        raise ArgumentError(
-            f"{names[0]} is on {source.device} and {names[1]} on {destination.device}; one call "
-            "needs them in one memory"
-        )
-    return found
-
-
-def _need(buffer: Buffer | None, name: str) -> Buffer:
-    if buffer is None:
-        raise ArgumentError(f"{name} on the root is missing")
-    return buffer
-
-
-def _check_reduction(source: Buffer, destination: Buffer, op: ReduceOp, names: _Names) -> None:
-    if type(op) is not ReduceOp or op.name not in source.dtype.operators:
-        _check_operator(source, op, names[0])
-    if source is not destination:
-        _check_pair(source, destination, names)
-        _check_count(destination.count, source.count, names[1])
-    if not destination.writable:
-        buffers.check_writable(destination, names[1])
-
-
-def _check_operator(source: Buffer, op: ReduceOp, name: str) -> None:
-    if not isinstance(op, ReduceOp):
-        raise ArgumentTypeError(f"op must be a ReduceOp, got {op!r}")
-    if op.name not in source.dtype.operators:
-        able = ", ".join(sorted(source.dtype.operators)) or "none: it can only be moved"
-        raise Unsupported(
-            f"{name} is {source.dtype.name}, which cannot be reduced with {op.name}; it has {able}"
-        )
-
-
-def _check_rank(group: Group, rank: int, name: str) -> None:
-    if not hasattr(rank, "__index__"):
-        raise ArgumentTypeError(f"{name} must be a rank of the group, got {rank!r}")
-    if not 0 <= rank < group.size:
-        last = group.size - 1
-        raise ArgumentError(f"{name} {rank} is out of range: the group has ranks 0 to {last}")
-
-
-def _check_tag(tag: int) -> None:
-    if not -(1 << 63) <= as_int(tag, "tag") < 1 << 63:
-        raise ArgumentError(f"tag {tag} has more than 64 bits")
-
-
-def _check_pair(source: Buffer, destination: Buffer, names: _Names) -> None:
-    """Same dtype, and memory that is either the same or apart; in either order."""
-    first, second = names
-    if source.dtype is not destination.dtype:
-        dtypes = f"{source.dtype.name} and {destination.dtype.name}"
-        raise ArgumentTypeError(f"{first} and {second} must have one dtype, not {dtypes}")
-    if not buffers.overlap(source, destination):
-        return
-    if source.address == destination.address and source.count == destination.count:
-        return
-    raise ArgumentError(
-        f"{first} and {second} overlap without being the same memory; pass a copy of one of them"
-    )
-
-
-def _check_count(count: int, expected: int, name: str) -> None:
-    if count != expected:
-        raise ArgumentError(f"{name} has {count} elements where {expected} are needed")
-
-
-def _check_parts(group: Group, counts: Counts, whole: Buffer, part: Buffer, names: _Names) -> None:
-    """`part` is as long as this rank's part of `whole`; it may be that very memory, or apart."""
-    if counts is None:
-        _check_count(whole.count, part.count * group.size, names[0])
-        start = part.count * group.rank
-    else:
-        _check_counts(group, counts, whole.count, names[0])
-        _check_count(part.count, counts[group.rank], names[1])
-        start = sum(counts[: group.rank])
-    in_place = part.address == whole.address + start * whole.dtype.itemsize
-    if not in_place or part.dtype is not whole.dtype:
-        _check_pair(whole, part, names)
-
-
-def _check_exchange(
-    group: Group,
-    source: Buffer,
-    destination: Buffer,
-    sends: Counts,
-    receives: Counts,
-    names: _Names,
-) -> None:
-    if (sends is None) != (receives is None):
-        raise ArgumentError(f"give counts of both {names[0]} and {names[1]}, or of neither")
-    if sends is None or receives is None:
-        if source.count % group.size:
-            raise ArgumentError(
-                f"{names[0]} has {source.count} elements, not a multiple of the {group.size} ranks"
-            )
-        _check_count(destination.count, source.count, names[1])
-    else:
-        _check_counts(group, sends, source.count, names[0])
-        _check_counts(group, receives, destination.count, names[1])
-    _check_pair(source, destination, names)
-    buffers.check_writable(destination, names[1])
-
-
-def _check_counts(group: Group, counts: Sequence[int], total: int, name: str) -> None:
-    """One count for each rank, none negative, that add up to `total`."""
-    if len(counts) != group.size:
-        raise ArgumentError(f"{len(counts)} counts of {name} for a group of {group.size} ranks")
-    if any(count < 0 for count in counts):
-        raise ArgumentError(f"counts of {name} cannot be negative: {list(counts)}")
-    if sum(counts) != total:
-        added = f"the counts {list(counts)} add up to {sum(counts)}"
-        raise ArgumentError(f"{added}, but {name} has {total} elements")
