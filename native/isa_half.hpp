@@ -100,9 +100,15 @@ inline BFloat convert_out<BFloat>(float value) noexcept {
     return narrow_bfloat(value);
 }
 
+/// An element in memory, at any address: torch's tensors may begin at an odd one.
+template <class T>
+struct [[gnu::packed]] Stored {
+    T value;
+};
+
 /// Reads N elements into the accumulator type.
 template <class T, class A, std::size_t N>
-inline void load(A* __restrict block, const T* from) noexcept {
+inline void load(A* __restrict block, const Stored<T>* from) noexcept {
     if constexpr (std::is_same_v<T, Half>) {
 #if defined(__F16C__)
         for (std::size_t i = 0; i < N; i += 8)
@@ -110,12 +116,12 @@ inline void load(A* __restrict block, const T* from) noexcept {
                 block + i,
                 _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
 #else
-        for (std::size_t i = 0; i < N; ++i) block[i] = widen(from[i]);
+        for (std::size_t i = 0; i < N; ++i) block[i] = widen(from[i].value);
 #endif
     } else if constexpr (std::is_same_v<T, BFloat>) {
-        for (std::size_t i = 0; i < N; ++i) block[i] = widen(from[i]);
+        for (std::size_t i = 0; i < N; ++i) block[i] = widen(from[i].value);
     } else {
-        for (std::size_t i = 0; i < N; ++i) block[i] = static_cast<A>(from[i]);
+        for (std::size_t i = 0; i < N; ++i) block[i] = static_cast<A>(from[i].value);
     }
 }
 

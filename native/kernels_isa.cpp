@@ -188,7 +188,7 @@ std::size_t blocks_ahead(int sources) noexcept {
 /// Begins to bring a block of each source into the cache. Always inline: the compiler removes calls
 /// of a function that does nothing else.
 template <std::size_t N, class T>
-[[gnu::always_inline]] inline void fetch(const T* const* from, int sources,
+[[gnu::always_inline]] inline void fetch(const Stored<T>* const* from, int sources,
                                          std::size_t begin) noexcept {
     for (int s = 0; s < sources; ++s)
         for (std::size_t i = 0; i < N; i += 64 / sizeof(T)) __builtin_prefetch(from[s] + begin + i);
@@ -198,20 +198,20 @@ template <std::size_t N, class T>
 template <class T, class A, class Op, class First, class Last>
 void loop(const Operands& operands, First first, Last last) noexcept {
     constexpr std::size_t block = sizeof(A) >= 16 ? 16 : 256 / sizeof(A);
-    auto* to = static_cast<T*>(operands.to);
-    auto* also = static_cast<T*>(operands.also);
-    const auto* const* from = reinterpret_cast<const T* const*>(operands.from);
+    auto* to = static_cast<Stored<T>*>(operands.to);
+    auto* also = static_cast<Stored<T>*>(operands.also);
+    const auto* const* from = reinterpret_cast<const Stored<T>* const*>(operands.from);
     const bool stream = streamable(to, operands.store);
     const bool stream_too = also != nullptr && streamable(also, operands.also_store);
     bool down = false;
     for (int s = 0; s < operands.sources; ++s) down = down || seems_to_follow(to, from[s]);
     const auto one = [&](std::size_t i) {
-        A total = first(static_cast<A>(widen_one(from[0][i])));
+        A total = first(static_cast<A>(widen_one(from[0][i].value)));
         for (int s = 1; s < operands.sources; ++s)
-            total = Op::combine(total, first(static_cast<A>(widen_one(from[s][i]))));
+            total = Op::combine(total, first(static_cast<A>(widen_one(from[s][i].value))));
         const T out = narrow_one<T>(last(total));
-        to[i] = out;
-        if (also != nullptr) also[i] = out;
+        to[i].value = out;
+        if (also != nullptr) also[i].value = out;
     };
     const std::size_t head =
         stream ? before_line(to, operands.count * sizeof(T)) / sizeof(T) : std::size_t{0};

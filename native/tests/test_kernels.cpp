@@ -294,24 +294,34 @@ void unify_nans(std::vector<char>& bytes, Bits infinity) {
 }
 
 /// All reductions of the same random bits, as one number. Whatever the processor, it is this one:
-/// a job may span several kinds, and its checkpoints move between them.
-void test_same_bits_on_every_processor(const Kernels& k) {
+/// a job may span several kinds, and its checkpoints move between them. Buffers begin `shift` bytes
+/// behind an aligned address.
+void test_same_bits_on_every_processor(const Kernels& k, std::size_t shift) {
     constexpr std::size_t count = 1009;
     constexpr int sources = 3;
     Numbers numbers{23};
-    std::vector<std::vector<std::uint64_t>> inputs(sources, std::vector<std::uint64_t>(2 * count));
-    for (auto& input : inputs)
-        for (std::uint64_t& word : input) word = numbers.next();
-    const void* from[] = {inputs[0].data(), inputs[1].data(), inputs[2].data()};
+    std::vector<std::vector<char>> inputs(sources, std::vector<char>(shift + 16 * count));
+    const void* from[sources];
+    for (int source = 0; source < sources; ++source) {
+        char* input = inputs[static_cast<std::size_t>(source)].data() + shift;
+        for (std::size_t i = 0; i < 2 * count; ++i) {
+            const std::uint64_t word = numbers.next();
+            std::memcpy(input + 8 * i, &word, sizeof word);
+        }
+        from[source] = input;
+    }
     std::uint64_t digest = 0;
     int reductions = 0;
     for (int dtype = 0; dtype < static_cast<int>(DType::moved); ++dtype)
         for (int op = 0; op < static_cast<int>(ReduceOp::none); ++op) {
             const auto type = static_cast<DType>(dtype);
-            std::vector<char> out(16 * count);
-            if (!k.reduce(type, static_cast<ReduceOp>(op), 0.3, out.data(), StoreMode::plain,
-                          nullptr, StoreMode::plain, from, sources, count))
+            std::vector<char> first(shift + 16 * count), second(shift + 16 * count);
+            if (!k.reduce(type, static_cast<ReduceOp>(op), 0.3, first.data() + shift,
+                          StoreMode::plain, second.data() + shift, StoreMode::plain, from, sources,
+                          count))
                 continue;
+            CHECK(first == second);
+            std::vector<char> out(first.begin() + static_cast<std::ptrdiff_t>(shift), first.end());
             if (type == DType::float16) unify_nans<std::uint16_t>(out, 0x7c00);
             if (type == DType::bfloat16) unify_nans<std::uint16_t>(out, 0x7f80);
             if (type == DType::float32 || type == DType::complex64)
@@ -340,7 +350,7 @@ int main() {
         const Kernels& k = *all[i];
         test_copies(k);
         test_bool(k);
-        test_same_bits_on_every_processor(k);
+        for (const std::size_t shift : {0, 1}) test_same_bits_on_every_processor(k, shift);
         test_plain<std::int8_t>(k, DType::int8, whole);
         test_plain<std::int16_t>(k, DType::int16, whole);
         test_plain<std::int32_t>(k, DType::int32, whole);
