@@ -84,7 +84,10 @@ bool ProcessHandle::alive() const noexcept {
     if (had_ended_) return false;
     if (pidfd_ >= 0) {
         pollfd poller{pidfd_, POLLIN, 0};  // readable once the process has ended, reaped or not
-        return poll(&poller, 1, 0) == 0;
+        int ended;
+        do ended = poll(&poller, 1, 0);
+        while (ended < 0 && errno == EINTR);  // a Unix signal for us, which says nothing about it
+        return ended <= 0;
     }
     const ProcessState process = read_process_state(pid_);
     // Without an answer it is gone, or there is no /proc.

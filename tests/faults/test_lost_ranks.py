@@ -213,6 +213,29 @@ say(sum=reduce(world, {count}, False))
             assert ranks[rank].end() == 0
 
 
+# ---- Unix signals --------------------------------------------------------------------------------
+
+
+def test_rank_with_a_timer_loses_nobody() -> None:
+    """A signal ends system calls early, also those that ask whether the others are alive."""
+    body = f"""{JOIN}
+if rank == 0:
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 1e-5, 1e-5)
+    say(sum=reduce(world))
+    signal.setitimer(signal.ITIMER_REAL, 0)
+else:
+    hear()
+    say(sum=reduce(world))
+"""
+    with Ranks(2, body) as ranks:
+        ranks.read_all()
+        time.sleep(1.0)
+        ranks[1].tell()
+        assert ranks.read_all() == [{"sum": 3.0}] * 2
+        assert [ranks[rank].end() for rank in range(2)] == [0, 0]
+
+
 # ---- Ctrl-C --------------------------------------------------------------------------------------
 
 WAITS = {
