@@ -22,7 +22,7 @@
 #   make flips      1,000,000 overwritten bytes of the shared memory's control words: no wild access
 #   make sanitize   the C++ tests under address, undefined and thread sanitizers
 #   make model      the protocol of the shared memory, checked with spin (apt-get install spin)
-#   make bench      the table in the README
+#   make bench      all_reduce next to Gloo: the first table of "On two cores" in docs/bench.md
 #   make docs       the site, in build/site, and the tables of documents that come from the mapping table
 #   make test-docs  the site in a browser (apt-get install chromium)
 #   make record     what examples of the site print that need torch or MindSpore
