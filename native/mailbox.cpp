@@ -9,56 +9,16 @@
 #include <utility>
 
 #include "kernels.hpp"
-#include "process.hpp"
+#include "mailbox_messages.hpp"
 
 namespace unisono {
 
 namespace {
 
-/// The start of every cell; only that of a message's first cell is used. All cells of a message but
-/// the last are full.
-struct alignas(64) CellHeader {
-    std::int64_t tag;
-    std::uint64_t bytes;
-    std::uint32_t context;
-    std::uint32_t item_bytes;
-    std::uint8_t dtype_code;
-    std::uint8_t offered;  ///< not 0: a MessageOffer follows, not the bytes of the message
-};
-
-/// Where the message is in the memory of the sender. The sender moves or withdraws it when its
-/// caller gives up: then what was read before may be wrong, and is read again.
-struct MessageOffer {
-    std::atomic<std::uint64_t> address;  ///< 0: withdrawn
-    std::atomic<std::uint32_t> version;  ///< changes with the address
-};
-
 /// How much of an offered message is read at once.
 constexpr std::size_t piece_bytes = std::size_t{1} << 20;
 
-constexpr auto idle_time =
-    std::chrono::seconds(1);  // how long the background thread waits for work
-
 }  // namespace
-
-/// A message without a receive, complete or still arriving. It grows as it arrives, because its
-/// length comes from another rank and may be wrong.
-struct Mailbox::UnexpectedMessage {
-    int source;
-    CellHeader header;
-    std::vector<std::byte> data = {};
-    int error = 0;  ///< why the memory of the sender could not be read
-};
-
-/// The message at the head of a ring: where its bytes go.
-struct Mailbox::IncomingMessage {
-    std::size_t left = 0;  ///< bytes that have not arrived; with `active`, 0 for an empty message
-    bool active = false;
-    bool offered = false;
-    std::uint32_t version = 0;                      ///< of the offer that is being read
-    std::shared_ptr<Transfer> transfer;             ///< to a receive,
-    std::shared_ptr<UnexpectedMessage> unexpected;  ///< or into memory of ours; neither: discarded
-};
 
 Mailbox::Mailbox(std::shared_ptr<Arena> arena, int world_rank)
     : arena_(std::move(arena)),
@@ -87,6 +47,18 @@ void Mailbox::post(const std::shared_ptr<Transfer>& transfer, double seconds) {
         match_unexpected(transfer);
         progress();
     }
+}
+
+/// Records a transfer in our log, but not the ones of split(), which the user did not call.
+void Mailbox::record_start(Transfer& transfer) noexcept {
+    if (!transfer.recorded) return;
+    CallArguments arguments;
+    arguments.verb = transfer.sending ? Verb::send : Verb::recv;
+    arguments.dtype_code = transfer.dtype_code;
+    arguments.root = transfer.peer;
+    arguments.count = transfer.bytes / transfer.item_bytes;
+    arguments.call_site = transfer.call_site;
+    transfer.log_sequence = arena_->log(me_).begin(arguments, transfer.context, transfer.page, 0);
 }
 
 void Mailbox::wait(const std::shared_ptr<Transfer>& transfer, const Limits& limits) {
@@ -379,161 +351,6 @@ void Mailbox::cancel(const std::shared_ptr<Transfer>& transfer) {
     } else {
         std::erase(queue, transfer);
     }
-}
-
-// ---- without progress --------------------------------------------------------------------------
-
-/// Records a transfer in our log, but not the ones of split(), which the user did not call.
-void Mailbox::record_start(Transfer& transfer) noexcept {
-    if (!transfer.recorded) return;
-    CallArguments arguments;
-    arguments.verb = transfer.sending ? Verb::send : Verb::recv;
-    arguments.dtype_code = transfer.dtype_code;
-    arguments.root = transfer.peer;
-    arguments.count = transfer.bytes / transfer.item_bytes;
-    arguments.call_site = transfer.call_site;
-    transfer.log_sequence = arena_->log(me_).begin(arguments, transfer.context, transfer.page, 0);
-}
-
-bool Mailbox::pending() const {
-    return !receives_.empty() ||
-           std::any_of(outgoing_.begin(), outgoing_.end(),
-                       [](const auto& queue) { return !queue.empty(); }) ||
-           std::any_of(incoming_.begin(), incoming_.end(),
-                       [](const IncomingMessage& incoming) { return incoming.active; });
-}
-
-/// Ends transfers whose peer is gone or whose deadline has passed.
-void Mailbox::supervise() {
-    std::vector<std::shared_ptr<Transfer>> transfers(receives_.begin(), receives_.end());
-    for (const auto& queue : outgoing_)
-        transfers.insert(transfers.end(), queue.begin(), queue.end());
-    for (const IncomingMessage& incoming : incoming_)
-        if (incoming.transfer != nullptr) transfers.push_back(incoming.transfer);
-    const auto now = Clock::now();
-    for (const auto& transfer : transfers) {
-        auto failure = trouble(*transfer);
-        if (failure != nullptr)
-            progress();  // what arrived before the peer ended still counts
-        else if (now >= transfer->deadline)
-            failure = expired(*transfer);
-        if (failure == nullptr || transfer->completion.done()) continue;
-        const bool orphan = !transfer->own.empty();
-        cancel(transfer);
-        if (orphan) {
-            if (transfer->offered) withdraw(*transfer, nullptr);
-            std::erase(outgoing_[static_cast<std::size_t>(transfer->world_peer())], transfer);
-        }
-        finish(transfer, std::move(failure));
-    }
-}
-
-void Mailbox::end_group(std::uint32_t context) {
-    const std::lock_guard lock(mutex_);
-    std::vector<std::shared_ptr<Transfer>> transfers(receives_.begin(), receives_.end());
-    for (const auto& queue : outgoing_)
-        transfers.insert(transfers.end(), queue.begin(), queue.end());
-    for (const IncomingMessage& incoming : incoming_)
-        if (incoming.transfer != nullptr) transfers.push_back(incoming.transfer);
-    for (const auto& transfer : transfers) {
-        if (transfer->context != context || transfer->completion.done()) continue;
-        cancel(transfer);
-        finish(transfer, std::make_unique<Failure>(FailureKind::closed,
-                                                   "the group was shrunk before the "
-                                                   "message had moved"));
-    }
-    for (IncomingMessage& incoming : incoming_)
-        if (incoming.unexpected != nullptr && incoming.unexpected->header.context == context)
-            incoming.unexpected = nullptr;  // the rest of it is discarded as it arrives
-    unexpected_.remove_if(
-        [&](const auto& unexpected) { return unexpected->header.context == context; });
-}
-
-void Mailbox::forget(int world_rank) {
-    const std::lock_guard lock(mutex_);
-    const auto rank = static_cast<std::size_t>(world_rank);
-    if (outgoing_[rank].empty() && committed_[rank]) {
-        committed_[rank] = false;
-        arena_->release_ring(me_, world_rank);
-    }
-    // What it has sent and nobody has received stays, because it may belong to another group.
-    const Channel& channel = arena_->channel(world_rank, me_);
-    // acquire: pairs with the release in push(): nothing more arrives, because the
-    // sender has ended.
-    const std::uint64_t written = channel.written.load(std::memory_order_acquire);
-    if (written != 0 && written == channel.read.load(std::memory_order_relaxed))
-        arena_->release_ring(world_rank, me_);
-}
-
-void Mailbox::serve_in_background() {
-    const std::lock_guard lock(mutex_);
-    if (closed_) return;
-    if (serving_) {
-        wake_.notify_all();
-        ring(arena_->rank_info(me_).doorbell);
-        return;
-    }
-    if (thread_.joinable()) thread_.join();  // it has decided to end, and does not need the lock
-    serving_ = true;
-    thread_ = std::thread([this] { serve(); });
-}
-
-void Mailbox::serve() {
-    block_unix_signals();
-    std::unique_lock lock(mutex_);
-    WaitWord& doorbell = arena_->rank_info(me_).doorbell;
-    while (!closed_) {
-        if (progress()) continue;
-        if (!pending()) {
-            if (wake_.wait_for(lock, idle_time) == std::cv_status::timeout && !pending()) break;
-            continue;
-        }
-        const Sleeper sleeper(doorbell);
-        const std::uint32_t seen =
-            doorbell.value.load(std::memory_order_seq_cst);  // pairs with ring()
-        if (progress()) continue;
-        supervise();
-        lock.unlock();
-        sleep_on(doorbell, seen, slice);
-        lock.lock();
-    }
-    serving_ = false;
-}
-
-void Mailbox::close(double drain_seconds) noexcept {
-    std::unique_lock lock(mutex_);
-    if (closed_) return;
-    const auto deadline = deadline_after(drain_seconds);
-    const auto sending = [&] {
-        return std::any_of(outgoing_.begin(), outgoing_.end(),
-                           [](const auto& queue) { return !queue.empty(); });
-    };
-    while (sending() && Clock::now() < deadline) {
-        if (progress()) continue;
-        lock.unlock();
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        lock.lock();
-    }
-    closed_ = true;
-    const auto end = [&](const std::shared_ptr<Transfer>& transfer) {
-        if (!transfer->completion.done())
-            finish(transfer, std::make_unique<Failure>(FailureKind::closed,
-                                                       "the world was closed before the "
-                                                       "message had moved"));
-    };
-    for (auto& queue : outgoing_) {
-        if (!queue.empty() && queue.front()->offered) withdraw(*queue.front(), nullptr);
-        std::for_each(queue.begin(), queue.end(), end), queue.clear();
-    }
-    std::for_each(receives_.begin(), receives_.end(), end);
-    receives_.clear();
-    for (IncomingMessage& incoming : incoming_)
-        if (incoming.transfer != nullptr) end(incoming.transfer), incoming.transfer = nullptr;
-    wake_.notify_all();
-    ring(arena_->rank_info(me_).doorbell);
-    lock.unlock();
-    if (thread_.joinable()) thread_.join();
-    arena_->leave(me_);
 }
 
 }  // namespace unisono

@@ -112,6 +112,7 @@ private:
     void record_start(Transfer& transfer) noexcept;
     void cancel(const std::shared_ptr<Transfer>& transfer);
     bool pending() const;
+    std::vector<std::shared_ptr<Transfer>> underway() const;
     void supervise();
     void serve();
 
