@@ -15,7 +15,17 @@ from unisono.core.environment import Launch
 from unisono.engines.shm import handshake
 from unisono.launch.process import JobEnvironment
 
-__all__ = ["START", "address_of", "check_started", "connect", "find_mpiexec"]
+__all__ = ["START", "WAITING", "address_of", "check_started", "connect", "find_mpiexec"]
+
+#: A rank that joins, makes some calls, waits until it is told, and makes one more.
+WAITING = """
+world = groups.init("shm", 60)
+group = world.split([0, 1])
+reduce(group, 300_000)
+say(ready=1)
+hear()
+say(sum=reduce(world, 1000))
+"""
 
 #: A rank that joins a job on engine `shm` and reports how that went.
 START = """

@@ -1,4 +1,4 @@
-"""Who is admitted to a job, and who is not: strangers, impostors, other users; no open ports."""
+"""Who is admitted to a job, and who is not: strangers, impostors, other users."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.jobs import Rank, Ranks
+from tests.helpers.jobs import Ranks
 from tests.helpers.processes import DEADLINE, wait_until
-from tests.helpers.start_cases import START, address_of, check_started, connect
-from tests.helpers.thorough import essential, essential_rows
+from tests.helpers.start_cases import START, WAITING, address_of, check_started, connect
+from tests.helpers.thorough import essential
 from unisono.core.environment import Launch
 from unisono.engines.shm import handshake
 from unisono.errors import CommTimeout, LaunchError, OutOfSharedMemory, UnisonoError
@@ -312,15 +311,6 @@ def run_as(user: int, body: str, *arguments: object) -> str:
     return done.stdout.strip()
 
 
-WAITING = """
-world = groups.init("shm", 60)
-group = world.split([0, 1])
-reduce(group, 300_000)
-say(ready=1)
-hear()
-say(sum=reduce(world, 1000))
-"""
-
 OPEN = """
 pid = sys.argv[1]
 opened = []
@@ -395,161 +385,3 @@ sys.stdin.readline()
         assert squatter.stdout is not None and squatter.stdout.readline() == b"ready\n"
         with Ranks(2, START, job=job) as ranks:
             check_started(ranks, 2)
-
-
-# ---- ports ---------------------------------------------------------------------------------------
-
-
-def ports(pid: int) -> set[tuple[str, str]]:
-    """Every socket of a process that is not a Unix one: its kind, and its local port in hex."""
-    inodes = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            target = str(descriptor.readlink())
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
-    found = set()
-    for kind in ("tcp", "tcp6", "udp", "udp6", "raw"):
-        with contextlib.suppress(FileNotFoundError):
-            for line in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[9] in inodes:
-                    found.add((kind.rstrip("6"), str(int(fields[1].rpartition(":")[2], 16))))
-    return found
-
-
-def test_shm_opens_no_port() -> None:
-    with Ranks(3, WAITING.replace("[0, 1]", "[0, 1, 2]")) as ranks:
-        for rank in range(3):
-            assert ranks[rank].read() == {"ready": 1}
-            assert ports(ranks[rank].pid) == set()
-        for rank in range(3):
-            ranks[rank].tell()
-        assert [ranks[rank].read()["sum"] for rank in range(3)] == [6.0] * 3
-
-
-def test_shm_opens_no_port_while_it_starts() -> None:
-    with Ranks(3, START, only=[0, 1]) as ranks:
-        name = address_of(ranks.job).decode().replace("\0", "@")
-        wait_until(lambda: Path("/proc/net/unix").read_text().count(name) == 2)
-        assert ports(ranks[0].pid) == ports(ranks[1].pid) == set()
-        ranks.start(2)
-        check_started(ranks, 3)
-
-
-def test_threads_open_no_port() -> None:
-    body = """
-import unisono
-def work():
-    assert reduce(groups.world()) == 6
-    return True
-say(ready=unisono.spawn(work, 3, engine="threads"))
-hear()
-"""
-    with Ranks(1, body) as ranks:
-        assert ranks[0].read() == {"ready": [True] * 3}
-        assert ports(ranks[0].pid) == set()
-
-
-def test_a_port_would_be_seen() -> None:
-    """The tests of this section can fail."""
-    body = "import socket\nlistener = socket.create_server(('127.0.0.1', 0))\n"
-    with Ranks(1, body + "say(port=listener.getsockname()[1])\nhear()") as ranks:
-        port = ranks[0].read()["port"]
-        assert ports(ranks[0].pid) == {("tcp", str(port))}
-
-
-TORCH = """
-import torch, torch.distributed as dist
-dist.init_process_group("unisono"{method})
-x = torch.ones(3)
-dist.all_reduce(x)
-dist.all_reduce(x, group=dist.new_group([0, 1]))
-say(value=x.tolist())
-hear()
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(find_spec("torch") is None, reason="there is no torch")
-def test_the_torch_backend_opens_no_port_of_its_own(tmp_path: Path, port: str) -> None:
-    def seen(method: str) -> list[set[tuple[str, str]]]:
-        with Ranks(2, TORCH.format(method=method), MASTER_PORT=port) as ranks:
-            assert [ranks[rank].read() for rank in range(2)] == [{"value": [4.0] * 3}] * 2
-            return [ports(ranks[rank].pid) for rank in range(2)]
-
-    file = f', init_method="file://{tmp_path}/meeting", rank=rank, world_size=2'
-    assert seen(file) == [set(), set()]
-    first, second = seen("")
-    # Rank 0 serves torch's store, and all ranks are connected to it, from any port.
-    assert ("tcp", port) in first and ("tcp", port) not in second
-    assert len(first) == 2 and len(second) == 1
-
-
-# ---- what the store contains ---------------------------------------------------------------------
-
-RENDEZVOUS = """
-import torch.distributed as dist
-from unisono.core import rendezvous
-store = dist.FileStore({path!r}, 2)
-launch = {{}}
-def meet():
-    launch[0] = rendezvous.exchange_hosts(store, rank, 2, "a test")
-error = fault(meet)
-say(secret=launch[0].secret.hex() if launch else None, job=launch[0].job if launch else "", **error)
-hear()
-"""
-
-
-def rendezvous_results(path: Path, variables: list[dict[str, str]]) -> list[dict]:
-    """Return what two ranks learn from a rendezvous via a store that anybody can read."""
-    body = RENDEZVOUS.format(path=str(path))
-    jobs = [JobEnvironment(2), JobEnvironment(2)]
-    own = {"UNISONO_JOB": "one job", "UNISONO_SECRET": ""}
-    with contextlib.ExitStack() as held:
-        ranks: list[Rank] = []
-        for rank in range(2):
-            each = Ranks(2, body, only=[rank], job=jobs[rank], **{**own, **variables[rank]})
-            ranks.append(held.enter_context(each)[rank])
-        return [rank.read() for rank in ranks]
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(find_spec("torch") is None, reason="there is no torch")
-def test_a_given_secret_is_not_in_the_store(tmp_path: Path) -> None:
-    given = secrets.token_hex(32)
-    first, second = rendezvous_results(tmp_path / "store", [{"UNISONO_SECRET": given}] * 2)
-    assert first["secret"] == second["secret"] and len(first["secret"]) == 64
-    written = (tmp_path / "store").read_bytes()
-    assert first["secret"].encode() not in written and given.encode() not in written
-    assert first["job"].removeprefix("store-").encode() in written  # so this is the right file
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(find_spec("torch") is None, reason="there is no torch")
-def test_a_generated_secret_is_in_the_store(tmp_path: Path) -> None:
-    """docs/security.md says so."""
-    first, second = rendezvous_results(tmp_path / "store", [{}, {}])
-    assert first["secret"] == second["secret"]
-    assert first["secret"].encode() in (tmp_path / "store").read_bytes()
-
-
-@pytest.mark.skipif(find_spec("torch") is None, reason="there is no torch")
-@pytest.mark.parametrize(
-    ("second", "text"),
-    essential_rows(
-        1,
-        [
-            ({"UNISONO_SECRET": "aa" * 32}, "differs from that of rank 0"),
-            ({}, "rank 0 was started with UNISONO_SECRET, and this rank was not"),
-        ],
-    ),
-    ids=["another secret", "none"],
-)
-def test_secrets_that_differ(tmp_path: Path, second: dict[str, str], text: str) -> None:
-    given = {"UNISONO_SECRET": "bb" * 32}
-    seen = rendezvous_results(tmp_path / "store", [given, second])
-    assert seen[0]["kind"] is None
-    assert seen[1]["kind"] == "LaunchError" and text in seen[1]["text"]
-    assert "bb" * 32 not in seen[1]["text"] and "aa" * 32 not in seen[1]["text"]
