@@ -221,6 +221,29 @@ def memory_that_cannot_be_shared(group: Group) -> None:
         np.testing.assert_array_equal(gathered.get(), np.tile(expected, group.size))
 
 
+def uneven_calls_on_other_memory_of_one_rank(group: Group) -> None:
+    """Each rank in turn has its tensors elsewhere than in the call before, and the others do not.
+
+    What ranks remember of a call must not decide who asks for counts: each remembers other calls.
+    """
+    size, rank = group.size, group.rank
+    counts = [each + 1 for each in range(size)]
+    expected = [float(each) for each in range(size) for _ in range(rank + 1)]
+    source, into = asarray(np.full(sum(counts), rank, np.float32)), empty(len(expected), np.float32)
+    sources = [source]
+    for turn in range(2 * size):
+        if turn % size == rank:
+            sources.append(asarray(np.full(sum(counts), rank, np.float32)))
+        views = buffers.view(sources[-1]), buffers.view(into)
+        dispatch.all_to_all(group, *views, counts, [rank + 1] * size)
+        assert into.tolist() == expected
+        whole = empty(sum(counts), np.float32) if rank == 0 else None
+        part = buffers.view(into[: rank + 1])
+        # Here the root alone has counts.
+        dispatch.gather(group, part, whole and buffers.view(whole), 0, counts if whole else None)
+        assert whole is None or whole.tolist() == [0.0] * sum(counts)
+
+
 def nothing_is_left(group: Group) -> None:
     """After a group is closed, none of its memory is allocated, open or registered."""
     before = len(gpu().allocations)

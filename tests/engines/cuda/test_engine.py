@@ -45,6 +45,7 @@ def alone(all_worlds: worlds.Worlds) -> Callable[..., list[Any]]:
         cuda_cases.memory_is_kept,
         cuda_cases.calls_again,
         cuda_cases.memory_that_cannot_be_shared,
+        cuda_cases.uneven_calls_on_other_memory_of_one_rank,
         cuda_cases.message_to_itself,
         cuda_cases.both_faces,
         cuda_cases.calls_that_compute_on_the_host,

@@ -4,14 +4,13 @@ Ranks compare their calls, so that all get an error or none does. This takes mos
 short call. So one exchange of shared memory has everything: the description of the call, the
 exports of source and destination, and blocks that were freed since. And what ranks have agreed on
 once is remembered, with what the leader launches for it: if all say the same again, that is all
-there is to do.
+there is to do. Counts have no room there: ranks that have some exchange them in each call.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +33,6 @@ __all__ = ["Agreed", "Agreement", "Lending"]
 _FREED = struct.Struct("<4Q")  # numbers of blocks; 0 for none
 _NONE_FREED = bytes(_FREED.size)
 _NO_EXPORT = NOTHING.encoded()
-_DIGEST_BYTES = 16
 _REMEMBERED = 1024  # of each kind
 
 
@@ -74,7 +72,7 @@ class Agreement:
         self._last: tuple[str, int, Lending, bytes, bytes, list[PreparedLaunch]] | None = None
         described = consistency.Descriptor("", "", "", 0, False, "").encoded()
         self._described = len(described) - consistency.SITE_BYTES
-        lengths = [self._described + _DIGEST_BYTES, 2 * EXPORT_BYTES, _FREED.size]
+        lengths = [self._described, 2 * EXPORT_BYTES, _FREED.size]
         self._edges = np.cumsum(lengths).tolist()
         # The memory of the exchange, the same each time.
         self._own = np.zeros(self._edges[-1], np.uint8)
@@ -146,7 +144,9 @@ class Agreement:
             sends = None if counts is None else counts[:, 0]
             moves = work(call, places, sends)
             todo = launches(self._device.driver, call, moves, self._signals.permit)
-        if all(row[middle:end] == _NONE_FREED for row in rows):
+        # No rank may take from memory what another one asks all for, and each remembers others: the
+        # leader's memory is not in the table.
+        if counts is None and all(row[middle:end] == _NONE_FREED for row in rows):
             if len(self._agreed) >= _REMEMBERED:
                 self._agreed.clear()
             self._agreed[key] = todo
@@ -194,17 +194,13 @@ class Agreement:
             call.root,
             call.uneven,
             call.backward,
-            (tuple(call.sends), tuple(call.receives)) if call.uneven else None,
         )
         found = self._descriptions.get(key)
         if found is None:
             if len(self._descriptions) >= _REMEMBERED:
                 self._descriptions.clear()
             encoded = consistency.Descriptor.of(call).encoded()
-            # Counts have no room here, but what was agreed on must not be taken for others.
-            digest = blake2b(repr(key[-1]).encode(), digest_size=_DIGEST_BYTES).digest()
-            found = encoded.tobytes()[: self._described] + digest
-            self._descriptions[key] = found
+            found = self._descriptions[key] = encoded.tobytes()[: self._described]
         return found
 
     def _freed(self) -> bytes:
