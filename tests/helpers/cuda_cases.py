@@ -372,6 +372,8 @@ def own_gpus(group: Group) -> None:
             received = empty(size, np.float32)
             dispatch.recv(group, buffers.view(received), 0)
             assert received.tolist() == ranks.tolist()
+    stream = 0  # the default one
+    assert called("all_reduce", mine, 2, ReduceOp.SUM) == [total] * 2
     on_cpu = np.ones(3)
     summed(group, on_cpu)
     dispatch.barrier(group)

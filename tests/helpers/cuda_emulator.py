@@ -444,12 +444,17 @@ def install() -> None:
 class _TorchStream:
     """One of `torch.cuda`'s streams; its events have happened when it has come to its end."""
 
-    def __init__(self, number: int, device: Any) -> None:
+    def __init__(self, number: int) -> None:
         self.number = number
 
     def record_event(self) -> types.SimpleNamespace:
         gpu().record(event := gpu().create_event(), self.number)
         return types.SimpleNamespace(query=lambda: gpu().has_happened(event))
+
+
+def _external_stream(number: int, device: int) -> _TorchStream:
+    """As torch has it: of 0 it makes a new stream (https://github.com/pytorch/pytorch/issues/182960)."""
+    return _TorchStream(number or gpu().create_stream())
 
 
 def _torch_view(array: ndarray) -> Any:
@@ -467,5 +472,6 @@ def install_torch() -> None:
 
     own_gpus.ENGINE = "torch:gloo"
     torch.from_dlpack = _torch_view
-    torch.cuda.ExternalStream = _TorchStream  # type: ignore[misc,assignment]
+    torch.cuda.ExternalStream = _external_stream  # type: ignore[misc,assignment]
+    torch.cuda.default_stream = lambda device: _TorchStream(0)  # type: ignore[assignment,return-value]
     torch.cuda.stream = lambda stream: on_stream(stream.number)  # type: ignore[assignment]

@@ -18,6 +18,7 @@ __all__ = [
     "in_stream",
     "note_device",
     "saw_device_tensor",
+    "torch_stream",
 ]
 
 #: Whether any tensor so far was not in the memory of the host; until then nobody need look.
@@ -59,9 +60,17 @@ def in_stream(buffer: Buffer, stream: int) -> AbstractContextManager[object]:
             stream, device_id=index
         )
         return made
-    cuda = sys.modules["torch"].cuda
-    context: AbstractContextManager[object] = cuda.stream(cuda.ExternalStream(stream, device=index))
+    context: AbstractContextManager[object] = sys.modules["torch"].cuda.stream(
+        torch_stream(stream, index)
+    )
     return context
+
+
+def torch_stream(stream: int, index: int) -> Any:
+    """A stream of a GPU as an object of torch."""
+    cuda = sys.modules["torch"].cuda
+    # ExternalStream takes 0, which is the default stream, for none, and makes another one.
+    return cuda.ExternalStream(stream, device=index) if stream else cuda.default_stream(index)
 
 
 def fingerprint(tensor: Any) -> tuple[object, ...] | None:

@@ -198,8 +198,7 @@ def in_stream_of_caller(call: Call, task: Callable[[], None], name: str) -> Call
         return task
     import torch
 
-    device = torch.device("cuda", devices.device_index(buffer))
-    stream = torch.cuda.ExternalStream(devices.current_stream(buffer), device=device)
+    stream = devices.torch_stream(devices.current_stream(buffer), devices.device_index(buffer))
 
     def run() -> None:
         with torch.cuda.stream(stream):
