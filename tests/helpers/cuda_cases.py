@@ -33,7 +33,7 @@ def outcome(function: Any, *arguments: Any, **named: Any) -> str:
     """The name of the error that a call raises, and its text."""
     try:
         function(*arguments, **named)
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
 
@@ -455,6 +455,22 @@ def a_rank_is_late(group: Group) -> list[str]:
     summed(group, array, timeout=1.0)
     array.get()
     return [outcome(summed, group, array)]
+
+
+def the_leader_fails(group: Group, error: BaseException) -> list[str]:
+    """The first rank has an error that is not ours, after all have agreed on a call."""
+    array = asarray(np.ones(LARGE, np.float32))
+    summed(group, array)
+    array.get()
+
+    def fail(*given: Any) -> None:
+        raise error
+
+    if group.rank == 0:
+        gpu().reduction = fail  # type: ignore[method-assign]
+    texts = [outcome(summed, group, asarray(np.ones(9, np.float32)))]
+    array.get()  # it does not wait for ever
+    return [*texts, outcome(summed, group, array)]
 
 
 def survivors_go_on(group: Group) -> list[float]:

@@ -170,6 +170,19 @@ def test_a_rank_whose_stream_is_late(alone):
         assert text.startswith(("CommTimeout: the GPU has not ended", "PeerLost: ranks")), text
 
 
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("too old"), pytest.param(KeyboardInterrupt(), marks=pytest.mark.thorough)],
+)
+def test_a_leader_that_fails_does_not_fall_behind_the_others(alone, error):
+    leader, *others = alone(3, cuda_cases.the_leader_fails, error)
+    assert leader[0] == f"{type(error).__name__}: {error}"
+    assert leader[1] == f"UnisonoError: this rank has given the group up: {error!r}"
+    for first, second in others:
+        assert first == "no error"
+        assert second.startswith("PeerLost: ranks [0"), second
+
+
 @pytest.mark.thorough
 def test_survivors_shrink_and_go_on(alone):
     assert alone(3, cuda_cases.survivors_go_on, dying=[2]) == [[2.0], [2.0]]

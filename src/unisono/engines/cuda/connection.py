@@ -175,7 +175,7 @@ class Connection:
             launches = self._agreement.reach(call, lending)
             self._steps += 1
             self._put(call, lending.places, launches, stream, in_stream)
-        except UnisonoError as error:
+        except BaseException as error:
             self._has_failed(error)
             raise
         return self._follow(call)
@@ -205,7 +205,7 @@ class Connection:
             else:
                 self.signals.wait_ready.run(stream, step)
                 self._launch(launches, stream)
-        except UnisonoError as error:
+        except BaseException as error:
             self._has_failed(error)
             raise
         return self._follow(agreed.call, kept)
@@ -353,10 +353,13 @@ class Connection:
             return PeerLost(f"ranks {ranks} have given the group up", ranks)
         return None
 
-    def _has_failed(self, error: UnisonoError) -> None:
+    def _has_failed(self, error: BaseException) -> None:
         """Give the group up, unless ranks only disagree; the caller may then use its memory."""
         if isinstance(error, MismatchError):
             return
+        if not isinstance(error, UnisonoError):
+            # Ctrl-C, or a kernel that cannot be compiled: the other ranks have counted this step.
+            error = UnisonoError(f"this rank has given the group up: {error!r}")
         self._give_up(error)
         time.sleep(1e-3)  # see there
         while self._may_be_written():
