@@ -33,6 +33,7 @@ as for us. A block, in words of 32 bits:
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,7 @@ class Block:
         self._memory = memory  # keeps it mapped
         self.words = (ctypes.c_uint32 * (BLOCK_BYTES // 4)).from_address(memory.address)
         self._on_device = 0  # not yet
+        self._lock = threading.Lock()
 
     def close(self) -> None:
         """Let streams forget it; from any thread."""
@@ -76,7 +78,9 @@ class Block:
     def address_of(self, word: int) -> int:
         """Where streams and kernels find a word."""
         if not self._on_device:
-            self._on_device = self._driver.register_host(self._memory.address, BLOCK_BYTES)
+            with self._lock:  # several messages may be received at once, and CUDA registers it once
+                if not self._on_device:
+                    self._on_device = self._driver.register_host(self._memory.address, BLOCK_BYTES)
         return self._on_device + 4 * word
 
     def write_later(self, stream: int, word: int, value: int) -> None:
