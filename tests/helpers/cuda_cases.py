@@ -107,6 +107,40 @@ def memory_is_kept(group: Group) -> None:
     dispatch.barrier(group)
 
 
+def the_callers_gpu_is_as_before(group: Group) -> None:
+    """Threads of the program may work on another GPU: whatever they call, they keep it."""
+    _dialect(group)
+    ours = gpu()
+    array, incoming = asarray(np.ones(LARGE, np.float32)), empty(2 * LARGE, np.float32)
+    outgoing = asarray(np.ones(2 * LARGE, np.float32))
+    stream = ours.create_stream()
+    after, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+
+    def call() -> None:
+        ours.leave(None)
+        for _ in range(3):
+            dist.all_reduce(array)
+        work = summed(group, array, blocking=False)
+        got = dispatch.recv(group, buffers.view(incoming), before, blocking=False)
+        sent = dispatch.send(group, buffers.view(outgoing), after, blocking=False)
+        with on_stream(stream):
+            for one in (work, got, sent):
+                one.wait()
+        assert ours.enter() == 0
+
+    call()
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    part = group.split(range(group.size), "part")
+    summed(part, array)
+    array.get()
+    ours.leave(None)
+    part.close()
+    assert ours.enter() == 0
+    assert array.tolist()[0] == float(group.size**9)
+
+
 # ---- the same call again ----
 
 

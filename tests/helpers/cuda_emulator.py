@@ -106,8 +106,13 @@ class EmulatedDriver:
         self._streams: dict[int, Stream] = {0: Stream()}
         self._events: dict[int, threading.Event] = {}
 
-    def enter(self) -> None:
+    def enter(self) -> int | None:
+        before = getattr(self._entered, "done", False)
         self._entered.done = True
+        return int(before)
+
+    def leave(self, before: int | None) -> None:
+        self._entered.done = bool(before)
 
     def _check_entered(self) -> None:
         assert getattr(self._entered, "done", False), "this thread has not entered the GPU"

@@ -74,6 +74,7 @@ struct Block {
 std::map<CUdeviceptr, Block> blocks;
 unsigned long long blocks_ever = 0;
 int context = 0;
+thread_local CUcontext current = nullptr;
 thread_local bool entered = false;
 CUdeviceptr opened = 0;
 std::pair<void*, std::size_t> cleared;
@@ -161,8 +162,14 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* made, CUdevice device) {
 }
 
 CUresult cuCtxSetCurrent(CUcontext given) {
+    current = given;
     entered = given == reinterpret_cast<CUcontext>(&context);
-    return entered ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(CUcontext* given) {
+    *given = current;
+    return CUDA_SUCCESS;
 }
 
 CUresult cuMemAlloc_v2(CUdeviceptr* address, std::size_t bytes) {

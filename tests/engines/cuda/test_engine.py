@@ -43,6 +43,7 @@ def alone(all_worlds: worlds.Worlds) -> Callable[..., list[Any]]:
         cuda_cases.waiting_twice_in_two_streams,
         cuda_cases.the_host_does_not_wait,
         cuda_cases.memory_is_kept,
+        cuda_cases.the_callers_gpu_is_as_before,
         cuda_cases.calls_again,
         cuda_cases.memory_that_cannot_be_shared,
         cuda_cases.uneven_calls_on_other_memory_of_one_rank,

@@ -118,8 +118,8 @@ class StreamStep:
 
     def delay(self, stream: int) -> None:
         """Let another stream go on only after it; from any thread."""
-        self._connection.device.driver.enter()
-        self._connection.signals.delay(stream, self.number)
+        with self._connection.device.entered():
+            self._connection.signals.delay(stream, self.number)
 
     @property
     def failure(self) -> UnisonoError | None:
@@ -312,7 +312,10 @@ class Connection:
 
         All ranks have made them, so they end when the streams get there, unless a rank is lost.
         """
-        self.device.driver.enter()
+        with self.device.entered():
+            self._close()
+
+    def _close(self) -> None:
         until = time.monotonic() + _CLOSE_SECONDS
         while self._is_underway() and not self._gave_up and time.monotonic() < until:
             time.sleep(1e-4)

@@ -109,6 +109,10 @@ class CudaEngine(Engine):
         if buffer.device == "cpu":
             return on_host(call)
         device = device_at(devices.device_index(buffer))
+        with device.entered():
+            return self._on_gpu(call, device, buffer)
+
+    def _on_gpu(self, call: Call, device: Device, buffer: Buffer) -> Work:
         stream = devices.current_stream(buffer)
         meeting = self._meeting or self._meet(device, call.timeout)
         meeting.check_device(device)
@@ -117,7 +121,6 @@ class CudaEngine(Engine):
             waiting = device.may_wait(self, stream)
             run = functools.partial(_run, meeting, device, call, stream, None, waiting)
             return self._executor.submit(run, blocking=True)
-        device.driver.enter()
         after = Moment(device, stream)
         # Other threads make calls on several groups in any order, and most often in one stream. If
         # each call held that up, ranks could wait for each other; so there the host waits.
@@ -156,12 +159,12 @@ class CudaEngine(Engine):
         if self._meeting is not None and isinstance(self._meeting.joined, OwnGpus):
             return self._meeting.joined.message(call)
         device = device_at(devices.device_index(buffer))
-        device.driver.enter()
 
         def current() -> int:
             return devices.current_stream(buffer)
 
-        return on_gpu(device, call, current(), current)
+        with device.entered():
+            return on_gpu(device, call, current(), current)
 
     def _watchdog(self, device: Device) -> Watchdog:
         return self._watchdogs.setdefault(device, Watchdog(device))
@@ -185,8 +188,8 @@ class CudaEngine(Engine):
                 waiting = device.may_wait(self, stream)
                 if waiting is None:
                     return False
-                device.driver.enter()
-                step = connection.run_again(agreed, stream, tensors, number)
+                with device.entered():
+                    step = connection.run_again(agreed, stream, tensors, number)
                 waiting.end = step or waiting.end
                 return step is not None
             finally:

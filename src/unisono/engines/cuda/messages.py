@@ -131,8 +131,9 @@ class Messages:
 
     def _await_taken(self, device: Device, call: Call, signal: Signal, stream: int) -> None:
         """Let a stream wait until a message was taken."""
-        signal.delay(stream, TAKEN)
-        self._follow(device, Moment(device, stream), call, signal, TAKEN)
+        with device.entered():  # in whichever thread waits
+            signal.delay(stream, TAKEN)
+            self._follow(device, Moment(device, stream), call, signal, TAKEN)
 
     def _tell(self, call: Call, record: _Record) -> Work:
         caller = inner_caller(self._host, call.timeout, blocking=False, site=call.site)

@@ -57,13 +57,13 @@ class Outbox:
 
     def close(self, seconds: float) -> None:
         """Free the memory, when all messages were taken or this time has passed."""
-        self._device.driver.enter()
         until = time.monotonic() + seconds
         while not all(map(self._is_free, self._slots)) and time.monotonic() < until:
             time.sleep(_LOOK_SECONDS)
-        for slot in self._slots:
-            if slot.address:
-                self._device.driver.free(slot.address)
+        with self._device.entered():
+            for slot in self._slots:
+                if slot.address:
+                    self._device.driver.free(slot.address)
         self.block.close()
 
 

@@ -71,8 +71,9 @@ class Block:
     def close(self) -> None:
         """Let streams forget it; from any thread."""
         if self._on_device:
-            self._driver.enter()
+            before = self._driver.enter()
             self._driver.unregister_host(self._memory.address)
+            self._driver.leave(before)
             self._on_device = 0
 
     def address_of(self, word: int) -> int:

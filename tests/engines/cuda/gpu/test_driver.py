@@ -95,6 +95,31 @@ def test_an_error_is_told_in_the_words_of_the_driver(run: Run) -> None:
     assert run(wrong_gpu) == ("the CUDA driver failed: invalid argument (CUDA_ERROR_INVALID_VALUE)")
 
 
+def contexts() -> list[int | None]:
+    gpu, library = CudaDriver(0), ctypes.CDLL("libcuda.so.1")
+
+    def current() -> int | None:
+        found = ctypes.c_void_p()
+        library.cuCtxGetCurrent(ctypes.byref(found))
+        return found.value
+
+    seen = []
+    for others in (None, 0x7000):  # none, and that of another GPU
+        library.cuCtxSetCurrent(ctypes.c_void_p(others))
+        before = gpu.enter()
+        gpu.free(gpu.allocate(8))
+        again = gpu.enter()
+        gpu.leave(again)
+        gpu.free(gpu.allocate(8))
+        gpu.leave(before)
+        seen.append(current())
+    return seen
+
+
+def test_a_thread_gets_back_the_gpu_that_it_had(run: Run) -> None:
+    assert run(contexts) == [None, 0x7000]
+
+
 # ---- memory --------------------------------------------------------------------------------------
 
 

@@ -46,11 +46,26 @@ class Moment:
     def delay(self, stream: int) -> None:
         """Let another stream go on only after it; from any thread."""
         if stream != self.stream:
-            self._device.driver.enter()
-            self._device.driver.wait_event(stream, self._event)
+            with self._device.entered():
+                self._device.driver.wait_event(stream, self._event)
 
     def __del__(self) -> None:
         self._device.give_event(self._event)
+
+
+class _Entered:
+    """A GPU is that of a thread, which has another one again afterwards, or none, as before."""
+
+    __slots__ = ("_before", "_driver")
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def __enter__(self) -> None:
+        self._before = self._driver.enter()
+
+    def __exit__(self, *error: object) -> None:
+        self._driver.leave(self._before)
 
 
 class Waiting:
@@ -82,6 +97,10 @@ class Device:
         self._streams: list[tuple[int, End]] = []
         self._lock = threading.Lock()
         self._waiting: dict[object, Waiting] = {}  # the last of each group
+
+    def entered(self) -> _Entered:
+        """Let this be the GPU of a thread of the caller meanwhile."""
+        return _Entered(self.driver)
 
     def may_wait(self, group: object, stream: int | None) -> Waiting | None:
         """Let a stream wait for other ranks of a group, or None: then the host has to.

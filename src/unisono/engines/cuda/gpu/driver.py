@@ -60,8 +60,14 @@ class Driver(Protocol):
     identity: str
     name: str
 
-    def enter(self) -> None:
-        """Make this the GPU of the calling thread; every thread does so before other calls."""
+    def enter(self) -> int | None:
+        """Make this the GPU of the calling thread; every thread does so before other calls.
+
+        Returns what `leave` wants to know.
+        """
+
+    def leave(self, before: int | None) -> None:
+        """Give the calling thread back what was its GPU before `enter`, if any."""
 
     def allocation_of(self, address: int) -> Allocation:
         """The block that an address is in."""
@@ -202,10 +208,20 @@ class CudaDriver(Driver):
         self._architecture = f"sm_{major}{minor}"
         self._functions: dict[str, int] = {}
 
-    def enter(self) -> None:
-        error = self._library.cuCtxSetCurrent(self._context)
+    def enter(self) -> int | None:
+        before = ctypes.c_void_p()
+        error = self._library.cuCtxGetCurrent(ctypes.byref(before))
+        if not error and before.value != self._context.value:
+            error = self._library.cuCtxSetCurrent(self._context)
         if error:
             raise failure(error)
+        return before.value
+
+    def leave(self, before: int | None) -> None:
+        if before != self._context.value:
+            error = self._library.cuCtxSetCurrent(ctypes.c_void_p(before))
+            if error:
+                raise failure(error)
 
     def allocation_of(self, address: int) -> Allocation:
         base, nbytes = _checked(self._driver.cuMemGetAddressRange(address))
