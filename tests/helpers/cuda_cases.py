@@ -15,6 +15,7 @@ import numpy as np
 from tests.helpers import cuda_emulator
 from tests.helpers.cuda_emulator import asarray, empty, gpu, on_stream
 from unisono.core import buffers, dispatch, groups
+from unisono.core.buffers import devices
 from unisono.core.dtypes import ReduceOp
 from unisono.core.groups import Group
 from unisono.engines.cuda.gpu import driver
@@ -332,6 +333,15 @@ def two_memories(group: Group) -> str:
     return outcome(
         dispatch.all_reduce, group, source, buffers.view(np.ones(4, np.float32)), ReduceOp.SUM
     )
+
+
+def two_gpus(group: Group) -> str:
+    source, destination = asarray(np.ones(4, np.float32)), asarray(np.ones(4, np.float32))
+    destination.device.id = 1
+    views = buffers.view(source), buffers.view(destination)
+    assert devices.current_stream(views[0]) == 0
+    assert devices.current_stream(views[1]) == cuda_emulator.OTHER_STREAM
+    return outcome(dispatch.all_reduce, group, *views, ReduceOp.SUM)
 
 
 # ---- several GPUs ----

@@ -316,6 +316,7 @@ def _until(condition: Callable[[], bool]) -> None:
 # ---- CuPy, as far as buffers and tests use it ----
 
 _current = threading.local()
+OTHER_STREAM = 77  # the current one of another GPU
 
 
 class CurrentStream:
@@ -328,8 +329,8 @@ class CurrentStream:
         gpu().synchronize(self.ptr)
 
 
-def get_current_stream() -> CurrentStream:
-    return CurrentStream(getattr(_current, "stream", 0))
+def get_current_stream(device_id: int = 0) -> CurrentStream:
+    return CurrentStream(getattr(_current, "stream", 0) if device_id == 0 else OTHER_STREAM)
 
 
 @contextlib.contextmanager

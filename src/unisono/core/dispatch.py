@@ -382,6 +382,13 @@ def _engine_for_devices(
             f"{names[0]} is on {source.device} and {names[1]} on {destination.device}; one call "
             "needs them in one memory"
         )
+    if source is not None and destination is not None and source.device == "cuda":
+        first, second = devices.device_index(source), devices.device_index(destination)
+        if first != second:
+            raise ArgumentError(
+                f"{names[0]} is on GPU {first} and {names[1]} on GPU {second}; one call needs them "
+                "in one memory"
+            )
     return found
 
 

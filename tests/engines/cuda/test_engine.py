@@ -107,6 +107,13 @@ def test_both_memories_in_one_call(run):
         )
 
 
+def test_two_gpus_in_one_call(run):
+    for text in run(1, cuda_cases.two_gpus):
+        assert text == (
+            "ArgumentError: src is on GPU 0 and dst on GPU 1; one call needs them in one memory"
+        )
+
+
 def test_engine_shm_has_it_beside_itself(all_worlds):
     for names in all_worlds.run("shm", 3, cuda_cases.chosen_by_itself, of_its_own=True):
         assert names == ["shm", "cuda"]

@@ -48,7 +48,7 @@ def current_stream(buffer: Buffer) -> int:
 def current_stream_of(tensor: Any) -> int:
     """The same for the GPU of a tensor."""
     if _is_cupy(tensor):
-        return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
+        return int(sys.modules["cupy"].cuda.get_current_stream(tensor.device.id).ptr)
     return _torch_stream()(tensor.get_device())
 
 
