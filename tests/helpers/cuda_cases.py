@@ -344,6 +344,27 @@ def two_gpus(group: Group) -> str:
     return outcome(dispatch.all_reduce, group, *views, ReduceOp.SUM)
 
 
+def calls_in_a_graph(group: Group) -> list[str]:
+    """Calls while a CUDA graph is captured; afterwards the same calls work."""
+    _dialect(group)
+    array, other = asarray(np.ones(4, np.float32)), asarray(np.ones(4, np.float32))
+    for _ in range(2):
+        dist.all_reduce(array)
+    gpu().capturing.add(0)
+    texts = [
+        outcome(dist.all_reduce, array),
+        outcome(dist.all_reduce, other),
+        outcome(dist.all_reduce, array, async_op=True),
+        outcome(dispatch.send, group, buffers.view(array), group.rank),
+        outcome(dispatch.recv, group, buffers.view(array), group.rank),
+    ]
+    gpu().capturing.clear()
+    for _ in range(2):
+        dist.all_reduce(array)
+    assert array.tolist() == [float(group.size**4)] * 4
+    return texts
+
+
 # ---- several GPUs ----
 
 

@@ -105,6 +105,7 @@ class EmulatedDriver:
         self.exports = 0
         self._streams: dict[int, Stream] = {0: Stream()}
         self._events: dict[int, threading.Event] = {}
+        self.capturing: set[int] = set()  # streams
 
     def enter(self) -> int | None:
         before = getattr(self._entered, "done", False)
@@ -181,6 +182,10 @@ class EmulatedDriver:
         with self._lock:
             self._streams[len(self._streams)] = Stream()
             return len(self._streams) - 1
+
+    def is_capturing(self, stream: int) -> bool:
+        self._check_entered()
+        return stream in self.capturing
 
     def create_event(self) -> int:
         self._check_entered()

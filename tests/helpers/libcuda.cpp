@@ -20,11 +20,16 @@ enum CUresult {
     CUDA_ERROR_INVALID_CONTEXT = 201,
     CUDA_ERROR_NOT_FOUND = 500,
     CUDA_ERROR_NOT_READY = 600,
+    CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906,
 };
 enum CUdevice_attribute {
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
+};
+enum CUstreamCaptureStatus {
+    CU_STREAM_CAPTURE_STATUS_NONE = 0,
+    CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,
 };
 enum CUpointer_attribute { CU_POINTER_ATTRIBUTE_BUFFER_ID = 7 };
 enum CUdriverProcAddressQueryResult { CU_GET_PROC_ADDRESS_SUCCESS = 0 };
@@ -63,6 +68,7 @@ union CUstreamBatchMemOpParams {
 namespace {
 
 constexpr int kDevices = 2;
+constexpr int kCapturing = 3;          // what a stream was told so often captures
 constexpr std::uintptr_t kMapped = 1;  // what handles of other processes are opened at, and beyond
 constexpr std::uintptr_t kRegistered = std::uintptr_t{1} << 60;
 
@@ -242,6 +248,14 @@ CUresult cuStreamCreate(CUstream* stream, unsigned int flags) {
 
 CUresult cuStreamDestroy_v2(CUstream stream) {
     delete counter(stream);
+    return in_context(true);
+}
+
+// The default stream while another one is capturing, a stream that is, and any other one.
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+    if (stream == nullptr) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    *status = counter(stream)->count == kCapturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE
+                                                   : CU_STREAM_CAPTURE_STATUS_NONE;
     return in_context(true);
 }
 

@@ -107,6 +107,11 @@ def test_both_memories_in_one_call(run):
         )
 
 
+def test_calls_in_a_graph_are_refused(run):
+    for texts in run(3, cuda_cases.calls_in_a_graph):
+        assert all(text.startswith("Unsupported: a CUDA graph is being") for text in texts), texts
+
+
 def test_two_gpus_in_one_call(run):
     for text in run(1, cuda_cases.two_gpus):
         assert text == (

@@ -114,6 +114,7 @@ class CudaEngine(Engine):
 
     def _on_gpu(self, call: Call, device: Device, buffer: Buffer) -> Work:
         stream = devices.current_stream(buffer)
+        device.check_stream(stream)
         meeting = self._meeting or self._meet(device, call.timeout)
         meeting.check_device(device)
         in_main = threading.current_thread() is _main
@@ -164,6 +165,7 @@ class CudaEngine(Engine):
             return devices.current_stream(buffer)
 
         with device.entered():
+            device.check_stream(current())
             return on_gpu(device, call, current(), current)
 
     def _watchdog(self, device: Device) -> Watchdog:
@@ -189,6 +191,7 @@ class CudaEngine(Engine):
                 if waiting is None:
                     return False
                 with device.entered():
+                    device.check_stream(stream)
                     step = connection.run_again(agreed, stream, tensors, number)
                 waiting.end = step or waiting.end
                 return step is not None

@@ -234,6 +234,22 @@ def test_events_happen_when_a_stream_gets_there(run: Run) -> None:
     assert run(events) == [True, False, False, False, True]
 
 
+def capturing() -> list[bool]:
+    gpu = entered()
+    stream, event = gpu.create_stream(), gpu.create_event()
+    answers = [gpu.is_capturing(0)]
+    for _ in range(4):
+        answers.append(gpu.is_capturing(stream))
+        gpu.record(event, stream)
+    gpu.destroy_event(event)
+    gpu.destroy_stream(stream)
+    return answers
+
+
+def test_streams_that_capture(run: Run) -> None:
+    assert run(capturing) == [True, False, False, False, True]
+
+
 def copied() -> list[int]:
     gpu = entered()
     stream, block = gpu.create_stream(), gpu.allocate(32)

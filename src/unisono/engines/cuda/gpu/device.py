@@ -10,7 +10,7 @@ from typing import Protocol
 from unisono.engines.cuda.gpu import driver
 from unisono.engines.cuda.gpu.driver import Driver
 from unisono.engines.cuda.gpu.sharing import Exports, Imports
-from unisono.errors import UnisonoError
+from unisono.errors import UnisonoError, Unsupported
 
 __all__ = ["Device", "End", "Moment", "Waiting", "device_at"]
 
@@ -101,6 +101,14 @@ class Device:
     def entered(self) -> _Entered:
         """Let this be the GPU of a thread of the caller meanwhile."""
         return _Entered(self.driver)
+
+    def check_stream(self, stream: int) -> None:
+        """Raise an error if the stream only notes what it is told."""
+        if self.driver.is_capturing(stream):
+            raise Unsupported(
+                "a CUDA graph is being captured, and engine 'cuda' has no part in one: hosts take "
+                "part in each call; capture what is between the calls"
+            )
 
     def may_wait(self, group: object, stream: int | None) -> Waiting | None:
         """Let a stream wait for other ranks of a group, or None: then the host has to.

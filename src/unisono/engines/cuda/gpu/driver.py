@@ -40,6 +40,8 @@ __all__ = [
 ]
 
 _BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
+#: CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: of the default stream, while another one is capturing.
+_CAPTURE_IMPLICIT = 906
 #: Bytes of the handle by which another process opens an allocation.
 HANDLE_BYTES = 64
 
@@ -98,6 +100,9 @@ class Driver(Protocol):
 
     def destroy_stream(self, stream: int) -> None:
         """Forget a stream; what it has begun goes on."""
+
+    def is_capturing(self, stream: int) -> bool:
+        """Whether the stream does not run what it is told: a CUDA graph is made of it."""
 
     def create_event(self) -> int:
         """An event, which has happened."""
@@ -269,6 +274,15 @@ class CudaDriver(Driver):
 
     def destroy_stream(self, stream: int) -> None:
         _checked(self._driver.cuStreamDestroy(stream))
+
+    def is_capturing(self, stream: int) -> bool:
+        status = ctypes.c_int()
+        error = self._library.cuStreamIsCapturing(ctypes.c_void_p(stream), ctypes.byref(status))
+        if error == _CAPTURE_IMPLICIT:
+            return True
+        if error:
+            raise failure(error)
+        return status.value != 0
 
     def create_event(self) -> int:
         flag = self._driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
