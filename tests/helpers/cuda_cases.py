@@ -245,6 +245,19 @@ def freed_blocks_are_closed(group: Group) -> None:
     assert len(gpu().opened) <= 4 * (group.size - 1), len(gpu().opened)
 
 
+def blocks_freed_before_a_mismatch(group: Group) -> None:
+    """The call that tells of freed memory fails; nobody keeps that open all the same."""
+    for turn in range(12):
+        array = asarray(np.full(LARGE + group.rank * (turn % 2), turn, np.float32))
+        text = outcome(summed, group, array)
+        assert text.startswith("MismatchError" if turn % 2 else "no error"), text
+        array.get()
+        dispatch.barrier(group)
+        del array
+        time.sleep(0.01)  # until the watchdog has let it go
+    assert len(gpu().opened) <= 2 * (group.size - 1), len(gpu().opened)
+
+
 def memory_that_cannot_be_shared(group: Group) -> None:
     for count in (5, LARGE):
         source = asarray(np.arange(count, dtype=np.float32), shareable=False)

@@ -62,6 +62,7 @@ def test_calls(run, ranks, case):
     [
         cuda_cases.pieces_of_a_block,
         cuda_cases.freed_blocks_are_closed,
+        cuda_cases.blocks_freed_before_a_mismatch,
         cuda_cases.calls_again_on_other_memory,
         cuda_cases.nothing_is_left,
         cuda_cases.messages,

@@ -131,12 +131,14 @@ class Agreement:
             return agreed
         self._last = None
         rows = [row.tobytes() for row in self._all]
-        counts = self._compare(call, mine, rows)
         start, middle, end = self._edges
-        for process, row in zip(self._processes, rows, strict=True):
-            if row[middle:end] != _NONE_FREED:
-                for number in _FREED.unpack(row[middle:end]):
-                    self._device.imports.close(process, number)
+        try:
+            counts = self._compare(call, mine, rows)
+        finally:  # each block is told of once, be the call a mismatch or not
+            for process, row in zip(self._processes, rows, strict=True):
+                if row[middle:end] != _NONE_FREED:
+                    for number in _FREED.unpack(row[middle:end]):
+                        self._device.imports.close(process, number)
         todo: list[PreparedLaunch] = []
         if self._host.rank == LEADER:
             places = [self._open(row[start:middle]) for row in rows]
