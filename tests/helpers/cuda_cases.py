@@ -18,7 +18,7 @@ from unisono.core import buffers, dispatch, groups
 from unisono.core.buffers import devices
 from unisono.core.dtypes import ReduceOp
 from unisono.core.groups import Group
-from unisono.engines.cuda.gpu import driver
+from unisono.engines.cuda.gpu import device, driver
 from unisono.engines.torch import c10d
 from unisono.torch import distributed as dist
 
@@ -333,6 +333,22 @@ def mismatches(group: Group) -> list[str]:
     summed(group, array)
     assert array.tolist() == [float(group.size)] * 7
     return texts
+
+
+def a_mismatch_while_a_call_waits(group: Group) -> None:
+    """The stream still waits for the call before, so no other one may wait for another group."""
+    array, wrong = asarray(np.ones(9, np.float32)), asarray(np.ones(4 + group.rank, np.float32))
+    gate = threading.Event()
+    gpu().hold(0, gate)
+    summed(group, array)
+    text = outcome(summed, group, wrong)
+    assert text.startswith("MismatchError"), text
+    own = device.device_at(0)
+    assert own.may_wait("another group", 8) is None
+    gate.set()
+    array.get()
+    assert own.may_wait("another group", 8) is not None
+    own.forget("another group")
 
 
 def cpu_against_gpu(group: Group) -> str:

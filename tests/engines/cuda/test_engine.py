@@ -81,6 +81,10 @@ def test_ranks_that_disagree_all_hear_of_it(run):
         assert "rank 0: broadcast float32 x 4 root 0" in texts[2]
 
 
+def test_a_mismatch_while_a_call_waits(run):
+    run(3, cuda_cases.a_mismatch_while_a_call_waits)
+
+
 def test_a_call_that_differs_from_the_one_before(run):
     for text, calls in run(3, cuda_cases.calls_again_that_differ):
         assert text.startswith("MismatchError: ranks disagree in call"), text

@@ -286,6 +286,6 @@ def _run(
     try:
         waiting.end = step = connection.run(call, stream, after, in_stream=True)
     except BaseException:
-        waiting.is_void = True
+        waiting.is_void = waiting.end is None  # else the stream may wait for the call before
         raise
     return step
