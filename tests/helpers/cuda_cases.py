@@ -14,7 +14,7 @@ import numpy as np
 
 from tests.helpers import cuda_emulator
 from tests.helpers.cuda_emulator import asarray, empty, gpu, on_stream
-from unisono.core import buffers, dispatch, groups
+from unisono.core import buffers, dispatch, dtypes, groups
 from unisono.core.buffers import devices
 from unisono.core.dtypes import ReduceOp
 from unisono.core.groups import Group
@@ -349,6 +349,19 @@ def a_mismatch_while_a_call_waits(group: Group) -> None:
     array.get()
     assert own.may_wait("another group", 8) is not None
     own.forget("another group")
+
+
+def elements_at_odd_addresses(group: Group) -> str:
+    """CuPy has such arrays, and can only copy them; so do we."""
+    whole = asarray(np.arange(64, dtype=np.uint8))
+    text = ""
+    for name, offset in (("float32", 2), ("complex64", 4)):
+        buffer = buffers.view(whole[offset : offset + 8])
+        buffer.dtype = dtypes.by_name(name)
+        buffer.count = 8 // buffer.dtype.itemsize
+        dispatch.broadcast(group, buffer, buffer, 0)
+        text += outcome(dispatch.all_reduce, group, buffer, buffer, ReduceOp.SUM)
+    return text
 
 
 def cpu_against_gpu(group: Group) -> str:

@@ -117,6 +117,12 @@ def test_calls_in_a_graph_are_refused(run):
         assert all(text.startswith("Unsupported: a CUDA graph is being") for text in texts), texts
 
 
+def test_elements_at_odd_addresses_are_not_reduced(run):
+    for text in run(2, cuda_cases.elements_at_odd_addresses):
+        assert text.startswith("ArgumentError: elements of float32 at address"), text
+        assert text.endswith("pass a copyno error"), text
+
+
 def test_two_gpus_in_one_call(run):
     for text in run(1, cuda_cases.two_gpus):
         assert text == (

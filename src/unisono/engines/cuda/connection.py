@@ -23,7 +23,14 @@ from unisono.engines.cuda.scratch import Scratch
 from unisono.engines.cuda.signals import BLOCK_BYTES, LEADER, Block, Signals
 from unisono.engines.cuda.watchdog import Followed, Watchdog
 from unisono.engines.shm.engine import ShmEngine
-from unisono.errors import CommTimeout, MismatchError, PeerLost, UnisonoError, Unsupported
+from unisono.errors import (
+    ArgumentError,
+    CommTimeout,
+    MismatchError,
+    PeerLost,
+    UnisonoError,
+    Unsupported,
+)
 
 __all__ = ["Connection", "Meeting", "StreamStep"]
 
@@ -133,6 +140,18 @@ class StreamStep:
         self._failure = error
 
 
+def _check_alignment(buffer: Buffer | None) -> None:
+    """Raise an error if a kernel could not read the elements: it would be the end of the leader."""
+    if buffer is not None and buffer.count:
+        dtype = buffer.dtype
+        parts = 2 if dtype.kind == "complex" else 1
+        if buffer.address % (dtype.itemsize // parts):
+            raise ArgumentError(
+                f"elements of {dtype.name} at address {buffer.address:#x} are not aligned, and a "
+                "GPU cannot compute with them; pass a copy"
+            )
+
+
 class Connection:
     """One rank's part of a group on the GPU."""
 
@@ -213,6 +232,9 @@ class Connection:
     def _lend(self, call: Call) -> Lending:
         """Say where the leader finds this rank's memory: where the caller has it, or in scratch."""
         source, destination = call.source, call.destination
+        if call.op is not None:
+            for buffer in (source, destination):
+                _check_alignment(buffer)
         in_place = source and destination and source.address == destination.address
         # Parts move within the memory then; elsewhere each is read where its result goes.
         aside = bool(in_place) and call.verb == "all_to_all"
