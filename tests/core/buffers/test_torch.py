@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,29 @@ def strided() -> dict:
         "inner block": counted.reshape(4, 6)[1:3, 2:5],
         "channels last": counted.reshape(1, 4, 2, 3).to(memory_format=torch.channels_last),
     }
+
+
+class OnGpu(torch.Tensor):
+    """Says that it is on a GPU, and notes which streams read it."""
+
+    is_cuda = True
+    read_in: ClassVar[list[object]] = []
+
+    def record_stream(self, stream: object) -> None:
+        self.read_in.append(stream)
+
+
+@pytest.mark.parametrize("packs", ["one", "several"])
+def test_packed_memory_of_a_gpu_is_kept_until_it_was_unpacked(monkeypatch, packs):
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "that of the one who waits")
+    monkeypatch.setattr(OnGpu, "read_in", [])
+    if packs == "one":
+        buffer = view(torch.zeros(4, 2).as_subclass(OnGpu).T)
+        assert buffer.copy_back is not None
+        buffer.copy_back()
+    else:
+        buffers.unpack_into(torch.ones(4).as_subclass(OnGpu), [view(torch.zeros(4))])
+    assert OnGpu.read_in == ["that of the one who waits"]
 
 
 @pytest.mark.parametrize("kind", strided())

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from unisono.core.buffers.buffer import Buffer
+from unisono.core.buffers.devices import keep_until_read
 from unisono.core.buffers.kinds import kind_of
 from unisono.core.buffers.numpy import view_numpy
 from unisono.errors import ArgumentError
@@ -100,6 +101,7 @@ def empty_for(parts: Sequence[Buffer]) -> Any:
 
 def unpack_into(whole: Any, parts: Sequence[Buffer]) -> None:
     """Copy the elements of a flat array to several buffers, and back to their tensors."""
+    keep_until_read(whole)
     start = 0
     for part in parts:
         piece = whole[start : start + part.count]

@@ -16,6 +16,7 @@ __all__ = [
     "device_index",
     "fingerprint",
     "in_stream",
+    "keep_until_read",
     "note_device",
     "saw_device_tensor",
     "torch_stream",
@@ -71,6 +72,16 @@ def torch_stream(stream: int, index: int) -> Any:
     cuda = sys.modules["torch"].cuda
     # ExternalStream takes 0, which is the default stream, for none, and makes another one.
     return cuda.ExternalStream(stream, device=index) if stream else cuda.default_stream(index)
+
+
+def keep_until_read(tensor: Any) -> None:
+    """Let torch not use this memory again before the current stream has read it, as it will now.
+
+    torch goes by the stream that the memory was made for, and a result may be read in another one.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor) and tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
 def fingerprint(tensor: Any) -> tuple[object, ...] | None:

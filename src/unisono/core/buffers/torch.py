@@ -8,7 +8,7 @@ from typing import Any
 
 from unisono.core import dtypes, trace
 from unisono.core.buffers.buffer import Buffer, overlaps_itself
-from unisono.core.buffers.devices import note_device
+from unisono.core.buffers.devices import keep_until_read, note_device
 from unisono.core.buffers.kinds import unknown_dtype
 from unisono.core.dtypes import DType
 from unisono.errors import ArgumentTypeError, Unsupported
@@ -69,6 +69,7 @@ class _Unpack:
         self.warning: _BackwardWarning | None = None
 
     def __call__(self) -> None:
+        keep_until_read(self._packed)
         self._plain.copy_(self._packed)
         if self.warning is not None:
             self.warning.attach()
