@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -85,6 +86,29 @@ def waiting_twice_in_two_streams(group: Group) -> None:
         with on_stream(stream):
             work.wait()
             assert set(array.tolist()) == {float(group.size)}
+
+
+def awaiting_in_a_stream(group: Group) -> None:
+    stream = gpu().create_stream()
+    array = asarray(np.ones(LARGE, np.float32))
+    gate = threading.Event()
+    gpu().hold(0, gate)
+    work = summed(group, array, blocking=False)
+
+    async def wait() -> None:
+        await work
+        threading.Timer(0.1, gate.set).start()
+        assert set(array.tolist()) == {float(group.size)}
+
+    with on_stream(stream):
+        asyncio.run(wait())
+    wrong = summed(group, asarray(np.ones(4 + group.rank)), blocking=False)
+
+    async def fail() -> None:
+        await wrong
+
+    if group.size > 1:
+        assert outcome(asyncio.run, fail()).startswith("MismatchError")
 
 
 def the_host_does_not_wait(group: Group) -> None:

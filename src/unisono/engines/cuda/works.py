@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Generator
 from datetime import timedelta
+from typing import Any
 
 from unisono.core.engine import Work
 from unisono.engines.cuda.gpu.device import End
+from unisono.errors import UnisonoError
 
 __all__ = ["CudaWork"]
 
@@ -31,6 +34,21 @@ class CudaWork(Work):
         self._check()  # once more: it may have failed since
         self._delay()  # and each stream has to wait
         return True
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """The same for `await`: another thread waits for the hosts, and only for them.
+
+        The stream that waits, and copies a result back, is the current one of this thread.
+        """
+        import asyncio  # few need it, and it is slow to load
+
+        def meet() -> None:
+            assert self.meeting is not None
+            with contextlib.suppress(UnisonoError):  # raised below
+                self.meeting.wait()
+
+        yield from asyncio.get_running_loop().run_in_executor(None, meet).__await__()
+        return self.result()
 
     def exception(self) -> Exception | None:
         """Return the error of a call that has ended badly, also after a wait for it."""
