@@ -11,7 +11,7 @@
 #   make test-arm      the C++ tests for ARM, in an emulator
 #   make test-sdist    builds the source archive, installs it, and runs tests from it
 #   make wheels        wheels for all Pythons of this processor, in containers (needs docker)
-#   make test-gpu      engine cuda on a real GPU: the conformance suite, both dialects, torch's backend
+#   make test-gpu      engine cuda on a real GPU: the conformance suite, both dialects, torch's backend and suite
 #   make test-openmpi  the engine mpi over Open MPI
 #   make test-recipes  the programs of docs/recipes.md: accelerate, Trainer, Lightning, DeepSpeed, ignite
 #   make bench-hosts   engine hybrid next to Gloo, on hosts that are namespaces
@@ -196,6 +196,7 @@ test-gpu: export UNISONO_TEST_ENGINES = cuda
 test-gpu: .venv/.installed .venv/.dev
 	$(BIN)/python -m pytest -m each_engine $(wildcard tests/engines/*.py) $(FACES)
 	$(BIN)/python -m pytest tests/torch/backend/test_shared_gpu.py
+	$(BIN)/python -m tests.torch.suite --gpu --world-size 2 4
 
 # Runs the tests with MindSpore that the marker expression $(1) selects.
 define mindspore-tests

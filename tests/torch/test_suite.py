@@ -14,7 +14,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("expecttest", reason="PyTorch's suite imports it")
 
-from tests.torch.suite import known
+from tests.torch.suite import known, runner
+from tests.torch.suite.__main__ import main
 from tests.torch.suite.runner import Outcome, Run
 
 RANKS = 2
@@ -66,6 +67,32 @@ PROBES = {
     "test_probe_rank_one_hangs": ("failed", "late: ranks"),
     "test_probe_rank_one_skips": ("failed", "rank 1 ended with 86"),
 }
+
+
+class OneTest:
+    """In the place of `Run`: the suite has one test of CUDA tensors, and it passes."""
+
+    def __init__(self, *given, **named):
+        assert named["gpu"] and named["start"] == "spawn"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return None
+
+    def tests(self):
+        every = known.load("unisono").reasons
+        return ["test_all_reduce_sum_cuda", *{test for test, _ in every}]
+
+    def outcomes(self, chosen):
+        return [Outcome(test, "passed", "", 0.0) for test in chosen]
+
+
+def test_tests_of_cuda_tensors_are_not_counted_as_all_tests(monkeypatch, capsys):
+    monkeypatch.setattr(runner, "Run", OneTest)
+    assert main(["--gpu", "--world-size", "2"]) == 0
+    assert "says" not in capsys.readouterr().out
 
 
 def outcomes_of(run, tests):

@@ -88,7 +88,7 @@ def _run(
             row["unexpected"] += 1
         else:
             row["known failures" if is_known else outcome.status] += 1
-    complaints = failures.complaints(world_size, outcomes, everything=not options.patterns)
+    complaints = failures.complaints(world_size, outcomes, everything=not patterns)
     return row, complaints + failures.unknown_tests(tests)
 
 
