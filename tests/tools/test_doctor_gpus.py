@@ -52,6 +52,12 @@ def test_gpus_and_who_shares_them(smi) -> None:
     ]
 
 
+def test_a_gpu_without_memory_of_its_own(smi) -> None:
+    smi(f'case "$1" in --query-gpu*) echo "{FIRST}, NVIDIA GB10, [N/A], [N/A]" ;; esac')
+    first, _mps = gpus.rows(gpus.examine())
+    assert first == ("GPU", "0", "NVIDIA GB10; no process is there")
+
+
 def test_mps_runs_while_somebody_reads_its_pipe(smi, tmp_path: Path) -> None:
     smi(ANSWERS)
     assert not gpus.examine()["mps"]

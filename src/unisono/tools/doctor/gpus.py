@@ -35,10 +35,11 @@ def rows(findings: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "GPU", "none", findings["reason"]
         return
     for index, device in enumerate(findings["devices"]):
-        memory = f"{byte_size(device['free'])} free of {byte_size(device['memory'])}"
+        free, total = device["free"], device["memory"]
+        memory = "" if None in (free, total) else f", {byte_size(free)} free of {byte_size(total)}"
         users = ", ".join(map(str, device["processes"]))
         used = f"processes there: {users}" if users else "no process is there"
-        yield "GPU", str(index), f"{device['name']}, {memory}; {used}"
+        yield "GPU", str(index), f"{device['name']}{memory}; {used}"
     yield "GPU", "MPS", _MPS_TEXTS[findings["mps"]]
 
 
@@ -56,12 +57,17 @@ def _devices() -> list[dict[str, Any]]:
         {
             "uuid": uuid,
             "name": name,
-            "memory": int(total) << 20,
-            "free": int(free) << 20,
+            "memory": _bytes(total),
+            "free": _bytes(free),
             "processes": sorted(int(process) for gpu, process in users if gpu == uuid),
         }
         for uuid, name, total, free in gpus
     ]
+
+
+def _bytes(mebibytes: str) -> int | None:
+    """None for "[N/A]": such a GPU works in the memory of the host."""
+    return int(mebibytes) << 20 if mebibytes.isdigit() else None
 
 
 def _ask(question: str) -> list[Sequence[str]]:
