@@ -21,6 +21,7 @@ from unisono.core.dtypes import DTYPES, DType, ReduceOp, by_name
 from unisono.engines.common.reductions import combine
 from unisono.engines.cuda.gpu import kernels
 from unisono.engines.cuda.gpu.prepared import Move, Permit
+from unisono.errors import Unsupported
 
 Array = np.ndarray[Any, Any]
 
@@ -320,6 +321,12 @@ def test_nvrtc_compiles_the_moves() -> None:
     for size in (1, 2, 4, 8):
         kernel = kernels.compile(kernels.move(size), "sm_90")
         assert kernel.symbol.encode() in kernel.image
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_what_nvrtc_does_not_know_is_an_error_of_ours() -> None:
+    with pytest.raises(Unsupported, match="move<uint8> cannot be compiled for sm_10: NVRTC"):
+        kernels.compile("move<uint8>", "sm_10")
 
 
 def test_a_factor_needs_no_kernel_of_its_own() -> None:

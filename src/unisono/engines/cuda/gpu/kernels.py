@@ -16,6 +16,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from unisono.core.dtypes import DType, ReduceOp
+from unisono.errors import Unsupported
 
 __all__ = [
     "MAX_MOVES",
@@ -116,8 +117,15 @@ def move_size(moves: Sequence[tuple[int, int, int]]) -> int:
 
 def compile(name: str, architecture: str) -> Kernel:  # noqa: A001
     """Compile an instantiation for an architecture such as "sm_90", once."""
-    with _lock:  # cuda.core cannot be imported by two threads at once
-        return _compiled(name, architecture)
+    try:
+        with _lock:  # cuda.core cannot be imported by two threads at once
+            return _compiled(name, architecture)
+    except Exception as error:  # each part of NVIDIA's has its own
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise Unsupported(
+            f"the kernel {name} cannot be compiled for {architecture}: {reason}; other versions of "
+            "cuda-core, cuda-bindings and nvidia-cuda-nvrtc may help"
+        ) from error
 
 
 _lock = threading.Lock()
