@@ -431,6 +431,22 @@ def calls_in_a_graph(group: Group) -> list[str]:
     return texts
 
 
+def results_are_where_the_arrays_are(group: Group) -> None:
+    """Also if CuPy's current GPU is another one."""
+    array = asarray(np.ones(4, np.float32))
+    array.device.id = 1
+    assert buffers.output_like(array).finish().device.id == 1
+    for make in (buffers.empty_for, buffers.concatenated):
+        assert make([buffers.view(array)] * 2).device.id == 1
+    array.flags.c_contiguous = False
+    array.strides = (4,)
+    packed = buffers.view(array)
+    assert packed.owner is not array and devices.device_index(packed) == 1
+    assert packed.copy_back is not None
+    packed.copy_back()
+    assert empty(4).device.id == 0
+
+
 # ---- several GPUs ----
 
 

@@ -354,11 +354,26 @@ def gpu() -> EmulatedDriver:
     return made
 
 
+class Device:
+    """A GPU by its number, in CuPy's words; all are the same memory here."""
+
+    def __init__(self, number: int) -> None:
+        self.id = number
+
+    def __enter__(self) -> Device:
+        self._before, _current.device = getattr(_current, "device", 0), self.id
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _current.device = self._before
+
+
 class _Memory:
     """An allocation, which ends with its last array."""
 
     def __init__(self, nbytes: int, shareable: bool) -> None:
         self._driver = gpu()
+        self.device = Device(getattr(_current, "device", 0))
         self.address = self._driver.allocate(max(nbytes, 1), shareable=shareable)
 
     def __del__(self) -> None:
@@ -377,7 +392,7 @@ class ndarray:  # noqa: N801 - CuPy's name
         self.itemsize = self.dtype.itemsize
         self.flags = types.SimpleNamespace(c_contiguous=True)
         self.data = types.SimpleNamespace(ptr=memory.address + offset)
-        self.device = types.SimpleNamespace(id=0)
+        self.device = memory.device
 
     def _host(self) -> np.ndarray:
         get_current_stream().synchronize()
@@ -427,6 +442,10 @@ def asarray(values: Any, *, shareable: bool = True) -> ndarray:
     return made
 
 
+def ascontiguousarray(array: ndarray) -> ndarray:
+    return asarray(array.get())
+
+
 def concatenate(arrays: list[ndarray]) -> ndarray:
     return asarray(np.concatenate([array.get() for array in arrays]))
 
@@ -441,7 +460,7 @@ def install() -> None:
     driver.missing = lambda: None
     driver.visible_gpus = lambda: [_identity()]
     module = types.ModuleType("cupy")
-    for name in ("ndarray", "empty", "asarray", "concatenate"):
+    for name in ("ndarray", "empty", "asarray", "ascontiguousarray", "concatenate"):
         setattr(module, name, globals()[name])
     module.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
         get_current_stream=get_current_stream, ExternalStream=lambda ptr, device_id: on_stream(ptr)

@@ -124,6 +124,10 @@ def test_elements_at_odd_addresses_are_not_reduced(run):
         assert text.endswith("pass a copyno error"), text
 
 
+def test_results_are_where_the_arrays_are(run):
+    run(1, cuda_cases.results_are_where_the_arrays_are)
+
+
 def test_two_gpus_in_one_call(run):
     for text in run(1, cuda_cases.two_gpus):
         assert text == (

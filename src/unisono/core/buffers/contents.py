@@ -83,7 +83,8 @@ def concatenated(parts: Sequence[Buffer]) -> Any:
         return np.concatenate([part.array for part in parts])
     flat = [_flat(part) for part in parts]
     if kind_of(flat[0]) == "cupy":
-        return sys.modules["cupy"].concatenate(flat)
+        with flat[0].device:
+            return sys.modules["cupy"].concatenate(flat)
     return sys.modules["torch"].cat(flat)
 
 
@@ -95,7 +96,8 @@ def empty_for(parts: Sequence[Buffer]) -> Any:
         return np.empty(count, parts[0].dtype.numpy)
     first = _flat(parts[0])
     if kind_of(first) == "cupy":
-        return sys.modules["cupy"].empty(count, first.dtype)
+        with first.device:
+            return sys.modules["cupy"].empty(count, first.dtype)
     return first.new_empty(count)
 
 

@@ -18,13 +18,17 @@ def view_cupy(array: Any) -> Buffer:
     dtype = dtypes.of(array.dtype)
     if dtype is None:
         raise unknown_dtype(array.dtype)
-    packed = array if array.flags.c_contiguous else sys.modules["cupy"].ascontiguousarray(array)
+    packed = array
+    if not array.flags.c_contiguous:
+        with array.device:  # it need not be the current one
+            packed = sys.modules["cupy"].ascontiguousarray(array)
     buffer = Buffer(packed.data.ptr, packed.size, dtype, packed)
     if packed is not array:
         buffer.writable = not overlaps_itself(array.shape, array.strides, array.itemsize)
 
         def copy_back() -> None:
-            array[...] = packed
+            with array.device:
+                array[...] = packed
 
         buffer.copy_back = copy_back
     note_device(buffer, "cuda")

@@ -78,5 +78,6 @@ def _empty(kind: str, size: tuple[int, ...], like: Any) -> Any:
     if kind == "mindspore":
         return empty_mindspore(size, like)
     if kind == "cupy":
-        return sys.modules["cupy"].empty(size, like.dtype)
+        with like.device:  # it need not be the current one
+            return sys.modules["cupy"].empty(size, like.dtype)
     return np.empty(size, like.dtype)
