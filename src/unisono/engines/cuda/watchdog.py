@@ -60,7 +60,7 @@ class Watchdog:
     def follow(self, call: Followed) -> None:
         """Follow a call until its end has come."""
         with self._lock:
-            while self._calls and self._calls[0].end.has_come():
+            while self._calls and _has_come(self._calls[0]):
                 self._drop(self._calls.popleft())  # soon, because it frees memory
             self._calls.append(call)
             if not self._watching:
@@ -70,7 +70,7 @@ class Watchdog:
     def _drop_ended(self) -> None:
         calls, self._calls = self._calls, deque()
         for call in calls:
-            if call.end.has_come():
+            if _has_come(call):
                 self._drop(call)
             else:
                 self._calls.append(call)
@@ -101,12 +101,20 @@ class Watchdog:
                 if call.end.failure is not None:
                     _report(call, call.end.failure)
                     call.release(call.end.failure)
-                elif search and (fault := _fault_of(call, now)) and not call.end.has_come():
+                elif search and (fault := _fault_of(call, now)) and not _has_come(call):
                     call.end.failure = fault
                     _report(call, fault)
                     call.release(fault)
             del calls
             time.sleep(_LOOK_SECONDS)
+
+
+def _has_come(call: Followed) -> bool:
+    try:
+        return call.end.has_come()
+    except UnisonoError:
+        # The GPU has failed, or it answers nobody while a graph is captured: other calls go on.
+        return False
 
 
 def _fault_of(call: Followed, now: float) -> UnisonoError | None:
