@@ -687,6 +687,25 @@ def message_to_itself(group: Group) -> None:
     assert incoming.tolist() == [0, 1, 2, 3]
 
 
+def longer_messages(group: Group) -> None:
+    """Nothing is freed while messages are under way: CUDA would wait for all streams."""
+    ours, rank = gpu(), group.rank
+    part = group.split(range(group.size), "part")
+    before, free = len(ours.allocations), ours.free
+    kept, freed = [], []
+    ours.free = lambda address: [freed.append(address), free(address)]  # type: ignore[method-assign]
+    for count in (1, 100, 10000):
+        outgoing, incoming = asarray(np.full(count, count, np.int32)), empty(count, np.int32)
+        kept += [outgoing, incoming]
+        dispatch.send(part, buffers.view(outgoing), rank)
+        dispatch.recv(part, buffers.view(incoming), rank)
+        assert set(incoming.tolist()) == {count}
+    assert not freed
+    part.close()
+    assert len(freed) == 3 and len(ours.allocations) == before + len(kept)
+    del ours.free
+
+
 def wrong_messages(group: Group) -> list[str]:
     if group.rank == 0:
         work = dispatch.send(group, buffers.view(asarray(np.ones(2 * LARGE))), 1, 1, blocking=False)

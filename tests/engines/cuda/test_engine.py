@@ -68,6 +68,7 @@ def test_calls(run, ranks, case):
         cuda_cases.nothing_is_left,
         cuda_cases.messages,
         cuda_cases.messages_in_any_order,
+        cuda_cases.longer_messages,
     ],
 )
 def test_memory_and_messages(alone, case):

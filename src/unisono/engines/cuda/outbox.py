@@ -37,6 +37,8 @@ class Outbox:
         self._device = device
         self._lock = threading.Lock()
         self._slots = [_Slot(index) for index in range(SLOTS)]
+        # To free memory, CUDA waits for all streams, which may wait for other ranks.
+        self._outgrown: list[int] = []
 
     def take(self, nbytes: int) -> _Slot:
         """A slot whose last message was taken, with memory for so many bytes."""
@@ -47,7 +49,7 @@ class Outbox:
             slot.number += 1
         if nbytes > slot.nbytes:
             if slot.address:
-                self._device.driver.free(slot.address)
+                self._outgrown.append(slot.address)
             slot.nbytes = 1 << (nbytes - 1).bit_length()
             slot.address = self._device.driver.allocate(slot.nbytes)
         return slot
@@ -61,9 +63,9 @@ class Outbox:
         while not all(map(self._is_free, self._slots)) and time.monotonic() < until:
             time.sleep(_LOOK_SECONDS)
         with self._device.entered():
-            for slot in self._slots:
-                if slot.address:
-                    self._device.driver.free(slot.address)
+            for address in (*self._outgrown, *(slot.address for slot in self._slots)):
+                if address:
+                    self._device.driver.free(address)
         self.block.close()
 
 
