@@ -243,6 +243,25 @@ def a_rank_dies_before_the_call_again(group: Group) -> list[str]:
     return texts
 
 
+def a_forked_child(group: Group) -> None:
+    """It may have the group in its hands, and makes no call all the same, and no harm."""
+    _dialect(group)
+    part = dist.new_group(list(range(group.size)))
+    array = asarray(np.ones(5, np.float32))
+    for _ in range(3):
+        dist.all_reduce(array, group=part)
+    array.get()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        text = outcome(dist.all_reduce, array, group=part)
+        os._exit(0 if text.startswith("NotReady: this process was forked") else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    dist.all_reduce(array, group=part)
+    assert set(array.tolist()) == {float(group.size**4)}
+    dist.destroy_process_group(part)
+
+
 # ---- shared memory ----
 
 

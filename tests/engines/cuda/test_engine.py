@@ -46,6 +46,7 @@ def alone(all_worlds: worlds.Worlds) -> Callable[..., list[Any]]:
         cuda_cases.memory_is_kept,
         cuda_cases.the_callers_gpu_is_as_before,
         cuda_cases.calls_again,
+        cuda_cases.a_forked_child,
         cuda_cases.memory_that_cannot_be_shared,
         cuda_cases.uneven_calls_on_other_memory_of_one_rank,
         cuda_cases.message_to_itself,

@@ -11,6 +11,7 @@ Where each rank has a GPU of its own, nccl does their calls, see own_gpus.py.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -32,7 +33,7 @@ from unisono.engines.cuda.own_gpus import OwnGpus
 from unisono.engines.cuda.watchdog import Watchdog
 from unisono.engines.cuda.works import CudaWork
 from unisono.engines.shm.engine import ShmEngine
-from unisono.errors import UnisonoError
+from unisono.errors import NotReady, UnisonoError
 
 __all__ = ["CudaEngine"]
 
@@ -50,6 +51,7 @@ class CudaEngine(Engine):
         self._owns_host = owns_host
         self.rank = host.rank
         self.size = host.size
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._meeting: Meeting | None = None
         self._messages = Messages(host, self._watchdog)
@@ -108,6 +110,7 @@ class CudaEngine(Engine):
         buffer = call.destination or call.src
         if buffer.device == "cpu":
             return on_host(call)
+        self._check_process()
         device = device_at(devices.device_index(buffer))
         with device.entered():
             return self._on_gpu(call, device, buffer)
@@ -157,6 +160,7 @@ class CudaEngine(Engine):
     ) -> Work:
         if buffer.device == "cpu":
             return on_host(call)
+        self._check_process()
         if self._meeting is not None and isinstance(self._meeting.joined, OwnGpus):
             return self._meeting.joined.message(call)
         device = device_at(devices.device_index(buffer))
@@ -167,6 +171,14 @@ class CudaEngine(Engine):
         with device.entered():
             device.check_stream(current())
             return on_gpu(device, call, current(), current)
+
+    def _check_process(self) -> None:
+        """Raise an error in a forked child: the group that it would change is its parent's."""
+        if os.getpid() != self._process:
+            raise NotReady(
+                "this process was forked after init and is not a rank of the job; start ranks with "
+                "`unisono run` or unisono.spawn instead"
+            )
 
     def _watchdog(self, device: Device) -> Watchdog:
         return self._watchdogs.setdefault(device, Watchdog(device))
@@ -182,6 +194,7 @@ class CudaEngine(Engine):
         device = device_at(devices.device_index(buffer))
 
         def again(tensors: Sequence[Any], number: int) -> bool:
+            self._check_process()
             if threading.get_ident() != _main.ident or not self._executor.begin():
                 return False
             waiting = None
