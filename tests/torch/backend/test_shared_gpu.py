@@ -84,6 +84,43 @@ def test_values(run):
     run(values)
 
 
+each_device = pytest.mark.parametrize("device", ["cpu", pytest.param(GPU, marks=on_gpu)])
+
+
+def uneven(rank, folder, device):
+    """The first rank's tensor is elsewhere in each call, and the other one's is not."""
+    source, kept = torch.full((3,), float(rank), device=device), []
+    out = torch.empty(RANKS * (rank + 1), device=device)
+    for _ in range(3):
+        dist.all_to_all_single(out, source, [rank + 1] * RANKS, [1, 2])
+        assert out.tolist() == [0.0] * (rank + 1) + [1.0] * (rank + 1)
+        if rank == 0:
+            kept.append(source)
+            source = source.clone()
+
+
+@each_device
+def test_uneven_calls_on_other_memory(run, device):
+    run(uneven, device)
+
+
+def long_messages(rank, folder, device):
+    """Too long to be copied aside: received in the other order, and while others are sent."""
+    sent = [torch.full((1 << 20,), 10.0 * rank + tag, device=device) for tag in range(3)]
+    received = [torch.empty(1 << 20, device=device) for _ in range(3)]
+    works = [dist.irecv(received[tag], 1 - rank, tag=tag) for tag in (2, 0, 1)]
+    works += [dist.isend(sent[tag], 1 - rank, tag=tag) for tag in range(3)]
+    for work in works:
+        work.wait()
+    for tag, tensor in enumerate(received):
+        assert (tensor == 10.0 * (1 - rank) + tag).all()
+
+
+@each_device
+def test_long_messages(run, device):
+    run(long_messages, device)
+
+
 def in_functions(rank, folder):
     tensor = torch.full((3,), 1.0 + rank, device=GPU)
     assert functional.all_reduce(tensor, "sum", dist.group.WORLD).tolist() == [3, 3, 3]
