@@ -378,6 +378,18 @@ def mismatches(group: Group) -> list[str]:
     return texts
 
 
+def counts_that_do_not_match(group: Group) -> str:
+    """The last rank expects more of the first one than that sends; all say the same otherwise."""
+    size, is_last = group.size, group.rank == group.size - 1
+    receives = [1 + is_last, *[1] * (size - 1)]
+    source, into = asarray(np.ones(size)), empty(sum(receives))
+    views = buffers.view(source), buffers.view(into)
+    text = outcome(dispatch.all_to_all, group, *views, [1] * size, receives)
+    dispatch.all_to_all(group, views[0], buffers.view(into[:size]), [1] * size, [1] * size)
+    assert into[:size].tolist() == [1.0] * size
+    return text
+
+
 def a_mismatch_while_a_call_waits(group: Group) -> None:
     """The stream still waits for the call before, so no other one may wait for another group."""
     array, wrong = asarray(np.ones(9, np.float32)), asarray(np.ones(4 + group.rank, np.float32))

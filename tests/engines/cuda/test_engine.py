@@ -84,6 +84,14 @@ def test_ranks_that_disagree_all_hear_of_it(run):
         assert "rank 0: broadcast float32 x 4 root 0" in texts[2]
 
 
+def test_counts_that_do_not_match(run):
+    for text in run(3, cuda_cases.counts_that_do_not_match):
+        assert text.startswith("MismatchError: counts do not match in call"), text
+        assert (
+            "rank 0 sends rank 2 1 elements, which expects 2" in text and "cuda_cases.py:" in text
+        )
+
+
 def test_a_mismatch_while_a_call_waits(run):
     run(3, cuda_cases.a_mismatch_while_a_call_waits)
 
