@@ -88,6 +88,28 @@ def waiting_twice_in_two_streams(group: Group) -> None:
             assert set(array.tolist()) == {float(group.size)}
 
 
+def copying_back_in_one_of_two_streams(group: Group) -> None:
+    """Whoever waits second, in another stream, waits for the copy that the first one has begun."""
+    first, second = gpu().create_stream(), gpu().create_stream()
+    packed, array = asarray(np.ones(LARGE, np.float32)), asarray(np.zeros(LARGE, np.float32))
+    buffer = buffers.view(packed)
+
+    def copy_back() -> None:
+        stream = cuda_emulator.get_current_stream().ptr
+        gpu().copy(array.data.ptr, packed.data.ptr, 4 * LARGE, stream)
+
+    buffer.copy_back = copy_back
+    work = dispatch.all_reduce(group, buffer, buffer, ReduceOp.SUM, blocking=False)
+    gate = threading.Event()
+    gpu().hold(first, gate)
+    with on_stream(first):
+        work.wait()
+    with on_stream(second):
+        work.wait()
+        threading.Timer(0.1, gate.set).start()
+        assert set(array.tolist()) == {float(group.size)}
+
+
 def awaiting_in_a_stream(group: Group) -> None:
     stream = gpu().create_stream()
     array = asarray(np.ones(LARGE, np.float32))

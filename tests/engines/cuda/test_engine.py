@@ -41,6 +41,7 @@ def alone(all_worlds: worlds.Worlds) -> Callable[..., list[Any]]:
         cuda_cases.many_calls_at_once,
         cuda_cases.streams_of_the_caller,
         cuda_cases.waiting_twice_in_two_streams,
+        cuda_cases.copying_back_in_one_of_two_streams,
         cuda_cases.awaiting_in_a_stream,
         cuda_cases.the_host_does_not_wait,
         cuda_cases.memory_is_kept,

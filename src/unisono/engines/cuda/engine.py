@@ -130,7 +130,7 @@ class CudaEngine(Engine):
         # each call held that up, ranks could wait for each other; so there the host waits.
         waiting = None if call.blocking else device.may_wait(self, None)
         call = call._replace(site=trace.call_site() or "")  # not found in the other thread
-        work = CudaWork(lambda: devices.current_stream(buffer))
+        work = CudaWork(device, lambda: devices.current_stream(buffer))
 
         def task() -> None:
             device.driver.enter()

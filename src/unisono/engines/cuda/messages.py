@@ -154,7 +154,7 @@ class Messages:
             done = _Received()
             done.source = source
             return done
-        work = CudaWork(current)
+        work = CudaWork(device, current)
         after = Moment(device, stream)
 
         def receive() -> None:

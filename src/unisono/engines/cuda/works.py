@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from unisono.core.engine import Work
-from unisono.engines.cuda.gpu.device import End
+from unisono.engines.cuda.gpu.device import Device, End, Moment
 from unisono.errors import UnisonoError
 
 __all__ = ["CudaWork"]
@@ -17,16 +17,29 @@ __all__ = ["CudaWork"]
 class CudaWork(Work):
     """A call that the hosts compare apart, and that then runs in a stream of its own."""
 
-    def __init__(self, current_stream: Callable[[], int]) -> None:
+    def __init__(self, device: Device, current_stream: Callable[[], int]) -> None:
         super().__init__()
+        self._device = device
         self._current_stream = current_stream
         #: The part of the hosts; whoever makes this sets it.
         self.meeting: Work | None = None
         self._end: End | None = None
+        #: When what follows, such as a copy back to the caller's tensor, has ended as well.
+        self._followed: list[Moment] = []
 
     def has_begun(self, end: End) -> None:
         """Note that the call is in its stream, in which it ends at this moment."""
         self._end = end
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """As of every work; who waits in another stream later waits for what this does, too."""
+
+        def run() -> None:
+            callback()
+            with self._device.entered():
+                self._followed.append(Moment(self._device, self._current_stream()))
+
+        super().then(run)
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Let the caller's stream wait for the result; the host only waits for the other hosts."""
@@ -72,4 +85,6 @@ class CudaWork(Work):
 
     def _delay(self) -> None:
         if self._end is not None:
-            self._end.delay(self._current_stream())
+            stream = self._current_stream()
+            for end in (self._end, *self._followed):
+                end.delay(stream)
