@@ -195,7 +195,8 @@ rest-general: .venv/.installed .venv/.dev
 test-gpu: export UNISONO_TEST_ENGINES = cuda
 test-gpu: .venv/.installed .venv/.dev
 	$(BIN)/python -m pytest -m each_engine $(wildcard tests/engines/*.py) $(FACES)
-	$(BIN)/python -m pytest tests/torch/backend/test_shared_gpu.py
+	$(BIN)/python -m pytest tests/torch/backend/test_shared_gpu.py tests/torch/backend/test_cuda.py \
+	    tests/engines/torch/test_engine.py tests/core/buffers/test_cupy.py
 	$(BIN)/python -m tests.torch.suite --gpu --world-size 2 4
 
 # Runs the tests with MindSpore that the marker expression $(1) selects.

@@ -164,9 +164,10 @@ def test_every_collective_has_its_result_on_the_gpu(alone_on_a_gpu):
 
 
 @GPU
+@pytest.mark.parametrize("make", ["Stream", "default_stream"])
 @pytest.mark.parametrize("async_op", [False, True])
-def test_calls_follow_the_stream_of_the_caller(alone_on_a_gpu, async_op):
-    with torch.cuda.stream(torch.cuda.Stream(alone_on_a_gpu)):
+def test_calls_follow_the_stream_of_the_caller(alone_on_a_gpu, async_op, make):
+    with torch.cuda.stream(getattr(torch.cuda, make)(alone_on_a_gpu)):
         x = torch.zeros(1 << 20, device=alone_on_a_gpu)
         output = torch.empty_like(x)
         torch.cuda._sleep(1 << 28)  # cycles: about a tenth of a second
