@@ -740,6 +740,35 @@ def message_to_itself(group: Group) -> None:
     assert incoming.tolist() == [0, 1, 2, 3]
 
 
+def an_exchange_on_one_queue(group: Group) -> None:
+    """No stream waits for another rank in front of the copy for which that rank waits itself."""
+    os.environ[cuda_emulator.ONE_QUEUE] = "1"
+    rank, peer = group.rank, 1 - group.rank
+    array = asarray(np.ones(3, np.float32))
+
+    def compute() -> None:
+        gate = threading.Event()
+        gpu().hold(0, gate)
+        threading.Timer(0.2, gate.set).start()
+
+    for sends in ((True, True), (False, True)):
+        outgoing = asarray(np.full(2 * LARGE, rank, np.int32))
+        incoming = empty(2 * LARGE, np.int32)
+        compute()
+        sent = got = None
+        if sends[rank]:
+            sent = dispatch.send(group, buffers.view(outgoing), peer, blocking=False)
+        if sends[peer]:
+            got = dispatch.recv(group, buffers.view(incoming), peer, blocking=False)
+        if sent is not None:
+            sent.wait()
+        summed(group, array)
+        if got is not None:
+            got.wait()
+            assert set(incoming.tolist()) == {peer}
+    assert array.tolist() == [4.0] * 3
+
+
 def longer_messages(group: Group) -> None:
     """Nothing is freed while messages are under way: CUDA would wait for all streams."""
     ours, rank = gpu(), group.rank

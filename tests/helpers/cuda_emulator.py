@@ -34,6 +34,8 @@ from unisono.engines.cuda.gpu.prepared import Move, Operation, Permit
 
 #: Which GPU a rank is on, and how many seconds its streams hesitate at most.
 GPU, HESITATION = "UNISONO_TEST_GPU", "UNISONO_TEST_HESITATION"
+#: "1" if all streams share one queue of the GPU, as with CUDA_DEVICE_MAX_CONNECTIONS=1.
+ONE_QUEUE = "UNISONO_TEST_ONE_QUEUE"
 
 _ON_DEVICE = 1 << 60  # what the GPU's addresses of the host's memory differ by
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -180,7 +182,8 @@ class EmulatedDriver:
     def create_stream(self) -> int:
         self._check_entered()
         with self._lock:
-            self._streams[len(self._streams)] = Stream()
+            shared = os.environ.get(ONE_QUEUE) == "1"
+            self._streams[len(self._streams)] = self._streams[0] if shared else Stream()
             return len(self._streams) - 1
 
     def is_capturing(self, stream: int) -> bool:

@@ -77,6 +77,10 @@ def test_memory_and_messages(alone, case):
     alone(3, case)
 
 
+def test_an_exchange_on_one_queue(alone):
+    alone(2, cuda_cases.an_exchange_on_one_queue)
+
+
 def test_ranks_that_disagree_all_hear_of_it(run):
     for texts in run(3, cuda_cases.mismatches):
         assert all(text.startswith("MismatchError: ranks disagree") for text in texts), texts

@@ -131,6 +131,8 @@ class Messages:
 
     def _await_taken(self, device: Device, call: Call, signal: Signal, stream: int) -> None:
         """Let a stream wait until a message was taken."""
+        # It could hold up the copy of one that we receive; the peer may wait for that first.
+        self._await(signal, TAKEN, call, device.is_receiving)
         with device.entered():  # in whichever thread waits
             signal.delay(stream, TAKEN)
             self._follow(device, Moment(device, stream), call, signal, TAKEN)
@@ -158,15 +160,19 @@ class Messages:
         after = Moment(device, stream)
 
         def receive() -> None:
-            device.driver.enter()
-            own = device.take_stream()
-            after.delay(own)
-            # The GPU has few queues, see Device.may_wait: streams that wait could hold up those by
-            # which this rank sends.
-            work.source, end = self._take(device, call, told, room, own, in_stream=False)
+            try:
+                device.driver.enter()
+                own = device.take_stream()
+                after.delay(own)
+                # The GPU has few queues, see Device.may_wait: streams that wait could hold up those
+                # by which this rank sends.
+                work.source, end = self._take(device, call, told, room, own, in_stream=False)
+            finally:
+                device.count_receives(-1)
             device.give_stream(own, end)
             work.has_begun(end)
 
+        device.count_receives(1)
         work.meeting = deferred = DeferredWork(receive)
         threading.Thread(target=deferred.run, name="unisono message", daemon=True).start()
         return work
@@ -199,7 +205,7 @@ class Messages:
         if in_stream:
             signal.delay(stream, READY)
         else:
-            self._await_ready(signal, call)
+            self._await(signal, READY, call)
         if destination.count:
             source = self._address(device, Export.decoded(record.export))
             device.driver.copy(destination.address, source, destination.nbytes, stream)
@@ -208,16 +214,19 @@ class Messages:
         self._follow(device, end, call, signal, READY)
         return sender, end
 
-    def _await_ready(self, signal: Signal, call: Call) -> None:
-        """Let the host wait until a message is there."""
+    def _await(
+        self, signal: Signal, place: int, call: Call, needed: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Let the host wait until a message has come so far, as long as that is needed."""
         until = time.monotonic() + call.timeout
         pause = 1e-5
-        while not signal.has(READY):
+        while needed() and not signal.has(place):
             time.sleep(pause)
             pause = min(1.5 * pause, 1e-3)
             fault = self._find_fault(signal, call)
             if fault is None and time.monotonic() > until:
-                fault = CommTimeout(f"the GPU of rank {call.peer} has not sent the message")
+                what = "sent" if place == READY else "taken"
+                fault = CommTimeout(f"the GPU of rank {call.peer} has not {what} the message")
             if fault is not None:
                 raise fault
 

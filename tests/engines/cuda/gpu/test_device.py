@@ -54,6 +54,13 @@ def test_a_group_may_wait_when_the_other_one_does_not_any_more(gpu, stream):
     assert gpu.may_wait("one", stream) is None
 
 
+def test_no_stream_may_wait_in_front_of_a_copy_that_another_rank_waits_for(gpu):
+    gpu.count_receives(1)
+    assert gpu.is_receiving() and gpu.may_wait("one", 7) is None
+    gpu.count_receives(-1)
+    assert not gpu.is_receiving() and gpu.may_wait("one", 7) is not None
+
+
 def test_a_call_that_failed_and_a_group_that_is_over_hold_up_nobody(gpu):
     gpu.may_wait("one", 7).is_void = True
     assert gpu.may_wait("other", 8) is not None

@@ -97,6 +97,7 @@ class Device:
         self._streams: list[tuple[int, End]] = []
         self._lock = threading.Lock()
         self._waiting: dict[object, Waiting] = {}  # the last of each group
+        self._receives = 0  # under way, and not in a stream yet
 
     def entered(self) -> _Entered:
         """Let this be the GPU of a thread of the caller meanwhile."""
@@ -114,8 +115,11 @@ class Device:
         """Let a stream wait for other ranks of a group, or None: then the host has to.
 
         The GPU has few queues, and streams share them: one that waits can hold up another one. If
-        two groups had such streams, in another order on another rank, none would ever go on.
+        two groups had such streams, in another order on another rank, none would ever go on. And
+        the sender of a message waits until this rank has copied it.
         """
+        if self._receives:
+            return None
         known = self._waiting.get(group)
         if known is not None and known.serves(stream) and len(self._waiting) == 1:
             return known  # its end is that of the last call
@@ -127,6 +131,15 @@ class Device:
                     return None
             made = self._waiting[group] = Waiting(stream)
         return made
+
+    def count_receives(self, change: int) -> None:
+        """Note that a message is to be received, or that its copy is in a stream."""
+        with self._lock:
+            self._receives += change
+
+    def is_receiving(self) -> bool:
+        """Whether a message is to be received that is not in a stream yet."""
+        return self._receives > 0
 
     def forget(self, group: object) -> None:
         """No stream waits for a group that is over."""
