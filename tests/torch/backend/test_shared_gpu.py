@@ -6,6 +6,7 @@ Which engine serves them is tested on a GPU that is emulated, what it gives on a
 
 from __future__ import annotations
 
+import copy
 import os
 
 import pytest
@@ -160,6 +161,35 @@ def average(rank, folder):
 @on_gpu
 def test_ddp(run):
     run(average)
+
+
+def whole_numbers(rank, folder, device):
+    """With small whole numbers, arithmetic is exact: DDP has the bits of the CPU everywhere."""
+    generator = torch.Generator().manual_seed(0)
+
+    def numbers(*shape):
+        return torch.randint(-3, 4, shape, generator=generator).float()
+
+    network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(numbers(*parameter.shape))
+    batches = [numbers(6, 8) for _ in range(RANKS)]
+    parts = []
+    for each in batches:
+        alone = copy.deepcopy(network)
+        alone(each).square().sum().backward()
+        parts.append([parameter.grad for parameter in alone.parameters()])
+    ids = None if device == "cpu" else [0]
+    parallel = DistributedDataParallel(network.to(device), device_ids=ids)
+    parallel(batches[rank].to(device)).square().sum().backward()
+    for first, second, parameter in zip(*parts, parallel.parameters(), strict=True):
+        assert torch.equal((first + second) / 2, parameter.grad.cpu())
+
+
+@each_device
+def test_ddp_has_the_bits_of_the_cpu(run, device):
+    run(whole_numbers, device)
 
 
 def sharded(rank, folder):
