@@ -88,14 +88,15 @@ def blocking(async_op: bool) -> bool:
     return not async_op
 
 
-def engine_for(backend: str, upstream: Collection[str], name: str) -> str | None:
+def engine_for(backend: object, upstream: Collection[str], name: str) -> str | None:
     """The engine that a backend means: None, any that fits, for those of upstream."""
-    if backend in upstream:
-        return None
-    if str(backend).partition(":")[0] not in registry.names():
-        known = ", ".join([*upstream, *registry.names()])
-        raise ArgumentError(f"{name} must be one of {known}, got {backend!r}")
-    return backend
+    if isinstance(backend, str):
+        if backend in upstream:
+            return None
+        if backend.partition(":")[0] in registry.names():
+            return backend
+    known = ", ".join([*upstream, *registry.names()])
+    raise ArgumentError(f"{name} must be one of {known}, got {backend!r}")
 
 
 def view(tensor: Any, name: str) -> Buffer:

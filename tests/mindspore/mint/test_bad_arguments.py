@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import unisono
+from unisono.errors import ArgumentError
 from unisono.mindspore.mint import distributed as dist
 
 X = np.zeros(2, np.float32)
@@ -76,6 +77,10 @@ BAD: dict[str, tuple[type[Exception], Any]] = {
     "global rank too large": (RuntimeError, lambda: dist.get_global_rank(None, 2)),
     "group rank of nobody": (RuntimeError, lambda: dist.get_group_rank(None, 2)),
     "backend": (ValueError, lambda: dist.init_process_group("nosuch")),
+    "backend that is an array": (
+        ArgumentError,
+        lambda: dist.init_process_group(np.zeros(4)),  # comparing it with a name has no one answer
+    ),
     "two ways to join": (
         ValueError,
         lambda: dist.init_process_group(
