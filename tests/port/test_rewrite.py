@@ -68,6 +68,16 @@ def test_a_mark_goes_with_its_reason() -> None:
     )
 
 
+def test_form_feeds_end_no_lines() -> None:
+    source = (
+        "from mindspore.communication import comm_func\n\f\nif a:\n    pass\n"
+        "elif comm_func.all_reduce(x)[0]:\n    'ünï'; comm_func.barrier()\n"
+    )
+    ported = port_source(source, "torch")
+    assert "left as it is: a statement before this one" in ported
+    assert "    'ünï'; dist.barrier()\n" in ported
+
+
 def test_texts_over_several_lines() -> None:
     """Before Python 3.12 the places of names in them are wrong; nothing may break."""
     source = HEAD + 'print(f"""\n  {dist.get_rank()}\n""")\ndist.barrier()\n'

@@ -3,8 +3,8 @@
 The analysis is local and stated here in full. A name may be bound anew if
 1. it belongs to the function (or to the module's own code) that makes the call, and no function
    inside uses it;
-2. every value that the function gives it is new: made by a function or an operator that always
-   returns a new tensor;
+2. every value that the function gives it is new, and goes into this name alone: made by a function
+   or an operator that always returns a new tensor;
 3. nothing that runs before the call can have kept the tensor under another name: each use before
    the call, or in a loop around both, only reads it.
 Everything else keeps its identity: the result is copied back into it.
@@ -38,8 +38,8 @@ _NEW = {
 }  # fmt: skip
 #: Attributes that say something about a tensor and do not hold it.
 _FACTS = {"device", "dtype", "is_cuda", "itemsize", "nbytes", "ndim", "requires_grad", "shape"}
-#: What ties a gradient to a tensor, so that another cannot take its place.
-_GRADIENT = {"register_hook", "requires_grad_", "retain_grad"}
+#: What ties a gradient or memory to a tensor, so that another cannot take its place.
+_TIES = {"register_hook", "requires_grad_", "retain_grad", "set_", "share_memory_"}
 #: Builtin functions that do not keep what they are given.
 _READERS = {"bool", "float", "int", "isinstance", "len", "print", "repr", "str", "type"}
 
@@ -89,6 +89,8 @@ def why_not_rebind(node: ast.expr, call: ast.Call, file: SourceFile) -> str | No
         return f"{name!r} is an attribute of a class"
     if name in scope.captured:
         return f"{name!r} is also used by a function inside"
+    if scope.uses.get("locals"):
+        return "locals() may keep it"
     for binding in scope.bindings[name]:
         if reason := _why_not_new(binding, file):
             return reason
@@ -110,6 +112,10 @@ def _why_not_new(binding: Binding, file: SourceFile) -> str | None:
         return f"{name!r} is the variable of a loop"
     if binding.kind == "augmented":
         return None  # changes the contents, not the identity
+    if isinstance(binding.node, ast.NamedExpr) or (
+        isinstance(binding.node, ast.Assign) and len(binding.node.targets) > 1
+    ):
+        return f"the statement that gives {name!r} its value gives it to something else too"
     if isinstance(binding.node, ast.Assign) and _is_returned(binding.node.value, file):
         return None
     if binding.kind != "assignment" or binding.value is None:
@@ -159,15 +165,20 @@ def _only_reads(use: ast.Name, file: SourceFile) -> bool:
     parent = scopes.parents[use]
     outer = scopes.parents.get(parent)
     if isinstance(parent, ast.keyword):
+        if parent.arg == "out":  # what is filled is returned too
+            return False
         parent, outer = scopes.parents[parent], None
-    if isinstance(parent, ast.BinOp | ast.UnaryOp | ast.Compare | ast.FormattedValue | ast.Delete):
+    if isinstance(parent, ast.BinOp | ast.Compare | ast.FormattedValue | ast.Delete):
         return True
+    if isinstance(parent, ast.UnaryOp):
+        return not isinstance(parent.op, ast.UAdd)  # torch's `+t` is `t`
     if isinstance(parent, ast.AugAssign):
-        return True
+        return not isinstance(parent.op, ast.Add)  # a list takes the rows of a tensor
     if isinstance(parent, ast.Subscript):
-        return parent.value is not use or isinstance(parent.ctx, ast.Store)
+        stored = isinstance(parent.ctx, ast.Store)
+        return stored if parent.value is use else not stored  # a dictionary keeps its keys
     if isinstance(parent, ast.Attribute):
-        if parent.attr in _GRADIENT or not isinstance(parent.ctx, ast.Load):
+        if parent.attr in _TIES or not isinstance(parent.ctx, ast.Load):
             return False
         if parent.attr in _FACTS:
             return True
@@ -177,7 +188,7 @@ def _only_reads(use: ast.Name, file: SourceFile) -> bool:
         return parent.attr in _NEW or isinstance(scopes.parents[outer], ast.Expr)
     if isinstance(parent, ast.Call):
         if parent in file.calls:
-            return True
+            return parent in file.reading_calls
         function = parent.func
         if isinstance(function, ast.Name):
             return function.id in _READERS and scopes.scope_of[function].find(function.id) is None

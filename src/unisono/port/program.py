@@ -6,6 +6,7 @@ import ast
 import codecs
 import dataclasses
 import functools
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -149,12 +150,23 @@ class SourceFile:
 
     @functools.cached_property
     def calls(self) -> set[ast.AST]:
-        """Return the calls of both dialects; they do not keep tensors that they are given."""
+        """Return the calls of both dialects."""
         return {found.call for found in self.references if found.call is not None}
 
     @functools.cached_property
+    def reading_calls(self) -> set[ast.AST]:
+        """Return the calls that do not keep tensors that they are given: those of the table.
+
+        What a layer above does with a tensor, such as `DTensor.from_local`, is not known.
+        """
+        known = mapping.calls()
+        found = {each.call for each in self.references if each.path in known and not each.rest}
+        keeping = {each.call for each in self.references if each.path.endswith(".P2POp")}
+        return {call for call in found - keeping if call is not None}
+
+    @functools.cached_property
     def functional_calls(self) -> set[ast.AST]:
-        """Return the calls that return new tensors."""
+        """Return the calls that return new tensors, and not memory that they were given."""
         known = mapping.calls()
         functional = set()
         for found in self.references:
@@ -162,7 +174,8 @@ class SourceFile:
             if call is not None and found.building is not None:
                 same = mapping.same_function(call)
                 call = same[0] if same else None
-            if call is not None and call.style == "functional":
+            given = call is not None and call.dialect == "torch" and _takes_memory(call)
+            if call is not None and call.style == "functional" and not given:
                 functional.add(found.call)
         return {call for call in functional if call is not None}
 
@@ -206,8 +219,8 @@ class SourceFile:
 
     @functools.cached_property
     def lines(self) -> list[str]:
-        """Return the lines of the source."""
-        return self.source.splitlines()
+        """Return the lines of the source, as Python counts them: a form feed ends none."""
+        return re.split(r"\r\n|\r|\n", self.source)
 
 
 class SourceTree:
@@ -367,6 +380,11 @@ class SourceTree:
                 call = parent if isinstance(parent, ast.Call) and parent.func is node else None
                 yield Reference(*found, node, binding, call, prefixed, through)
                 break
+
+
+def _takes_memory(call: mapping.UpstreamCall) -> bool:
+    """Tell whether a call of torch gets the memory for its result."""
+    return any(argument.name.startswith("output") for argument in call.parameters)
 
 
 def _position(reference: Reference) -> tuple[int, int]:

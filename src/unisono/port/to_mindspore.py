@@ -170,6 +170,8 @@ class _Functional:
             return "the program has made the tensor for the result, and decided on its shape"
         if self.before:
             return "the tensor is the value of an expression"
+        if self.site.average:
+            return "a quotient may have another dtype than the tensor"
         assert self.output.source is not None
         value = self.site.given[self.output.source][1]
         # A call that is told the shape of its result returns what the program has made room for.
@@ -242,12 +244,12 @@ class _Functional:
         """Tell whether a blocking call returns None beside the tensor; primitives do not."""
         return self.rule.returns("sync").endswith("_none")
 
-    def _bind(self, target: str, result: str = "{call}") -> str:
+    def _bind(self, target: str) -> str:
         """Return the statement that gives a name the result of a blocking call."""
         if not self._returns_pair:
-            return f"{target} = {result}"
-        if result != "{call}" or self.file.reads_underscore:
-            return f"{target} = {result.replace('{call}', '{call}[0]')}"
+            return f"{target} = {{call}}"
+        if self.file.reads_underscore:
+            return f"{target} = {{call}}[0]"
         return f"{target}, _ = {{call}}"
 
     def _synchronous(self, target: str) -> tuple[str, str, Plan]:
@@ -256,14 +258,14 @@ class _Functional:
         plan = self._arguments(target)
         average = f" / {_COMM}.get_group_size({self.site.group_text})" if self.site.average else ""
         if self.rule.only_root:
-            return self._on_root(target, plan)
+            return self._on_root(target, plan, average)
         identity = self._why_identity()
         if identity is None:
-            return self._done(plan, [self._bind(target, f"{{call}}{average}")])
+            return self._done(plan, [self._bind(target)])
         result = "{call}[0]" if self._returns_pair else "{call}"
         return self._done(plan, self._store(target, f"{result}{average}"), identity)
 
-    def _on_root(self, target: str, plan: Plan) -> tuple[str, str, Plan]:
+    def _on_root(self, target: str, plan: Plan, average: str) -> tuple[str, str, Plan]:
         """Write the result on the root only: other ranks keep what they had."""
         root = self.site.value("root")
         assert root is not None
@@ -271,7 +273,7 @@ class _Functional:
         if not target:  # a rank that passes no list gets nothing
             return self._done(plan, ["{call}"])
         result = self.file.result_name
-        inner = "\n".join(self._store(target, result)).replace("\n", "\n    ")
+        inner = "\n".join(self._store(target, f"{result}{average}")).replace("\n", "\n    ")
         if self._is_list:
             test = target  # torch wants the list on the root, and nowhere else
         else:
@@ -306,7 +308,7 @@ class _Functional:
             return self._done(plan, [f"{target}, {self.use.name} = {{call}}"])
         wait = wait_for(self.site, self.use, target)
         result = self.file.fresh_name("result")
-        if not target.isidentifier() and not is_quiet(self.site, self.statement, wait):
+        if not target.isidentifier() and not is_quiet(self.site, target, self.statement, wait):
             held = self.file.fresh_name("tensor")
             self.before.append(f"{held} = {target}")
             target = held

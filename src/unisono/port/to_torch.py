@@ -26,6 +26,13 @@ _ONE_SIDED = {
     "CollectiveScatter",
 }
 
+#: Lists that one rank alone has in torch, and the parameter that says which.
+_ROOTED_LISTS = {
+    "gather": ("gather_list", "dst"),
+    "gather_object": ("object_gather_list", "dst"),
+    "scatter": ("scatter_list", "src"),
+}
+
 
 def plan_to_torch(site: Site) -> tuple[str, str, Plan]:
     """Return the verdict, its reason, and the change for one call; or raise Refused."""
@@ -55,7 +62,7 @@ def plan_to_torch(site: Site) -> tuple[str, str, Plan]:
             site.file.scopes.parents[site.call], ast.Expr
         ):
             raise Refused("it uses what Send returns, and torch's send returns nothing")
-        plan = Plan(rule.target.path, site.arguments(**roots))
+        plan = Plan(rule.target.path, site.arguments(**roots, **_list_on_root(site)))
         return Action.REWRITE, "; ".join(["the same call with other names", *site.notes]), plan
     return InPlace(site, roots).plan()
 
@@ -67,6 +74,20 @@ def _start(site: Site) -> tuple[str, str, Plan]:
     if kept:
         raise Refused(f"it passes {', '.join(kept)}; check how the program is started")
     return Action.REWRITE, "torch chooses the backend", Plan(site.rule.target.path, ())
+
+
+def _list_on_root(site: Site) -> dict[str, str]:
+    """Return a list as torch wants it: on the root, and nowhere else. MindSpore has it on all."""
+    name, root = _ROOTED_LISTS.get(site.rule.source.name, ("", ""))
+    value = site.given.get(name, (None, None))[1]
+    if value is None or isinstance(value, ast.IfExp | ast.Constant):
+        return {}
+    rank = site.given.get(root, (None, None))[1]
+    if rank is not None and not is_pure(rank):
+        raise Refused("the rank that has the list is an expression; give it a name first")
+    text = site.text(rank) if rank is not None else _DEFAULT_ROOT
+    site.notes.append(f"torch wants {name} on the rank {root} alone")
+    return {name: f"{site.text(value)} if {_DIST}.get_rank() == {text} else None"}
 
 
 class InPlace:
