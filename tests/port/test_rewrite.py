@@ -68,6 +68,77 @@ def test_a_mark_goes_with_its_reason() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("imports", "expected"),
+    [
+        (
+            "if a:\n    import torch.distributed as dist\nelse:\n    import {} as dist\n",
+            "if a:\n    import torch.distributed as dist\n"
+            "    from mindspore.communication import comm_func\n"
+            "else:\n    import torch.distributed as dist\n"
+            "    from mindspore.communication import comm_func\n"
+            "comm_func.barrier()\n",
+        ),
+        (
+            "import torch.distributed as dist\nimport {} as dist\n",
+            "import torch.distributed as dist\nfrom mindspore.communication import comm_func\n"
+            "import torch.distributed as dist\ncomm_func.barrier()\n",
+        ),
+    ],
+)
+def test_a_name_that_is_imported_twice(imports: str, expected: str) -> None:
+    source = imports.format("torch.distributed") + "dist.barrier()\n"
+    assert port_source(source, "mindspore") == expected
+    assert port_source(source, "unisono") == source.replace("torch.dist", "unisono.torch.dist")
+    other = imports.format("horovod.torch") + "dist.barrier()\n"
+    assert "'dist' is imported from several modules" in port_source(other, "mindspore")
+
+
+def test_an_import_in_a_branch_is_not_there_elsewhere() -> None:
+    source = (
+        "import torch\nif a:\n    import torch.distributed as dist\n    dist.barrier()\n"
+        "torch.distributed.barrier()\n"
+    )
+    assert port_source(source, "mindspore") == (
+        "from mindspore.communication import comm_func\nif a:\n"
+        "    from mindspore.communication import comm_func\n    comm_func.barrier()\n"
+        "comm_func.barrier()\n"
+    )
+
+
+def test_a_star() -> None:
+    source = "from torch.distributed import *\nbarrier()\nget_rank()\n"
+    assert port_source(source, "mindspore") == (
+        "from torch.distributed import *\nfrom mindspore.communication import comm_func\n"
+        "import mindspore.communication as comm\ncomm_func.barrier()\ncomm.get_rank()\n"
+    )
+    assert port_source(source, "unisono") == source.replace(
+        "*\n", "*\nfrom unisono.torch.distributed import barrier, get_rank\n"
+    )
+
+
+def test_a_global_import_stays() -> None:
+    source = (
+        "def f():\n    global d\n    import torch.distributed as d\ndef g():\n    d.barrier()\n"
+    )
+    assert "left as it is: a function imports 'd'" in port_source(source, "mindspore")
+    assert port_source(source, "unisono") == source.replace("torch", "unisono.torch")
+
+
+def test_a_module_that_is_a_value_stays() -> None:
+    source = HEAD + "self.dist = dist\n"
+    assert "left as it is: the module is used as a value" in port_source(source, "mindspore")
+    assert port_source(source, "unisono") == f"import unisono.{HEAD[7:]}self.dist = dist\n"
+    source = "import torch\nself.dist = torch.distributed\n"
+    assert "left as it is: the module is used as a value" in port_source(source, "unisono")
+
+
+def test_a_third_party_keeps_its_imports() -> None:
+    source = "from deepspeed import comm as dist\ndist.barrier()\n"
+    ported = port_source(source, "unisono", ("deepspeed.comm",))
+    assert "left as it is: it is a third party's" in ported
+
+
 def test_form_feeds_end_no_lines() -> None:
     source = (
         "from mindspore.communication import comm_func\n\f\nif a:\n    pass\n"

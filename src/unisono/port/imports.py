@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from unisono.port.plan import Decision, Plan
 from unisono.port.program import Reference, SourceFile, SourceTree
-from unisono.port.scopes import Binding, Scope, block_of
+from unisono.port.scopes import Binding, Scopes, block_of
 
 __all__ = ["ImportChanges", "import_changes", "modules_in", "with_aliases"]
 
@@ -58,22 +58,22 @@ def import_changes(
     moved = [*(each.reference for each in done), *(ref for each in done for ref in each.consumed)]
     dropped = _unused(program, file, moved)
     names = dict(present_names or {})
-    present: set[tuple[Scope, str]] = set()
+    present: set[tuple[int, str]] = set()  # blocks, and modules that they import
     added: dict[ast.stmt, list[str]] = {}
     for decision in done:
         assert decision.plan is not None
-        statement = decision.reference.binding.node
-        assert isinstance(statement, ast.stmt)
-        scope = file.scopes.scope_of[statement]
+        statements_here = [each.node for each in file.imports_of(decision.reference.binding)]
         for module in dict.fromkeys(modules_in(decision.plan)):
             if module not in names:
                 names[module] = _existing(file, module, dropped) or _choose(file, module, dropped)
-            known = {(scope, module), (file.scopes.top, module)}
-            here = known & present or module in (present_names or {})
-            if here or _existing(file, module, dropped):
+            if module in (present_names or {}) or _existing(file, module, dropped):
                 continue
-            present.add((scope, module))
-            added.setdefault(statement, []).append(_import(module, names[module]))
+            for statement in statements_here:
+                assert isinstance(statement, ast.stmt)
+                blocks = _blocks_around(statement, file.scopes)
+                if not any((block, module) in present for block in blocks):
+                    present.add((blocks[0], module))
+                    added.setdefault(statement, []).append(_import(module, names[module]))
     statements: dict[ast.stmt, tuple[str, ...]] = {}
     for statement in {*added, *(binding.node for binding in dropped)}:
         assert isinstance(statement, ast.Import | ast.ImportFrom)
@@ -85,6 +85,12 @@ def import_changes(
             lines = ["pass"]
         statements[statement] = tuple(lines)
     return ImportChanges(statements, names)
+
+
+def _blocks_around(statement: ast.stmt, scopes: Scopes) -> list[int]:
+    """Return the identities of the blocks that a statement stands in, from the inside out."""
+    chain = scopes.chain(statement)
+    return [id(block_of(each, scopes)) for each in chain if isinstance(each, ast.stmt)]
 
 
 def with_aliases(
@@ -126,7 +132,7 @@ def _unused(program: SourceTree, file: SourceFile, moved: list[Reference]) -> se
         ]
         passed_on = (file.name, binding.name) in program.passed_on or binding.name in exported
         # A name that another statement binds too, such as `dist = None`, must keep its place.
-        needed = remaining or passed_on or len(scope.bindings[binding.name]) > 1
+        needed = remaining or passed_on or len(scope.bindings.get(binding.name, ())) > 1
         if not needed and file.path.name != "__init__.py":
             found.add(binding)
     return found

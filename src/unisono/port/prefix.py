@@ -9,7 +9,7 @@ from collections import defaultdict
 from unisono import mapping
 from unisono.port.imports import ImportChanges, import_changes, with_aliases
 from unisono.port.plan import Action, Decision, Plan
-from unisono.port.program import Reference, SourceFile, SourceTree
+from unisono.port.program import Reference, SourceFile, SourceTree, is_module
 from unisono.port.scopes import Binding
 
 __all__ = ["prefix_changes"]
@@ -35,8 +35,8 @@ def prefix_changes(program: SourceTree, file: SourceFile) -> tuple[list[Decision
     prefixed: set[Binding] = set()
     for binding, references in by_binding.items():
         obstacle = next(filter(None, map(_obstacle, references)), None)
-        if obstacle is None and _home(program, binding):
-            prefixed.add(binding)
+        if obstacle is None:
+            prefixed |= {each for each in file.imports_of(binding) if _home(program, each)}
         decisions += [_decision(program, reference, obstacle) for reference in references]
     present = {
         f"{_PREFIX}{binding.path}": binding.name
@@ -60,7 +60,7 @@ def _obstacle(reference: Reference) -> str | None:
         for item in entry.missing:
             if item.path == reference.path:
                 return f"unisono has no {reference.path}: {item.reason.en}"
-    if reference.path in calls or reference.path in names:
+    if reference.path in calls or reference.path in names or is_module(reference.path):
         return None
     return f"unisono has no {reference.path}"
 
@@ -87,9 +87,17 @@ def _decision(program: SourceTree, reference: Reference, obstacle: str | None) -
         return Decision(reference, Action.LEAVE, obstacle)
     if _home(program, reference.binding):
         return Decision(reference, Action.REWRITE, "its import gets the prefix", target)
+    if program.is_third_party(reference.binding.path or ""):
+        return Decision(
+            reference, Action.LEAVE, "it is a third party's, which imports torch itself"
+        )
     if not (reference.binding.path or "").startswith(("torch", "mindspore")):
-        reason = "it comes from another file of the program, or from a third party"
+        reason = "it comes from another file of the program"
         return Decision(reference, Action.REWRITE, reason, target)
+    if is_module(reference.path):
+        return Decision(
+            reference, Action.LEAVE, "the module is used as a value; import it by a name"
+        )
     reason = "its module is imported with the prefix"
     return Decision(reference, Action.REWRITE, reason, target, plan=Plan(target))
 
@@ -102,5 +110,7 @@ def _prefixed(statement: ast.Import | ast.ImportFrom, names: set[str]) -> tuple[
 
     gone = [alias for alias in statement.names if bound(alias) in names]
     kept = [alias for alias in statement.names if alias not in gone]
+    if not gone:  # a star, which may bring other names too
+        gone = [ast.alias(name) for name in sorted(names)]
     lines = [with_aliases(statement, kept)] if kept else []
     return (*lines, with_aliases(statement, gone, _PREFIX))

@@ -21,6 +21,7 @@ __all__ = [
     "Reference",
     "SourceFile",
     "Unreadable",
+    "is_module",
     "known_paths",
     "module_name",
     "python_files",
@@ -98,6 +99,11 @@ def _split(path: str) -> tuple[str, str] | None:
     return None
 
 
+def is_module(path: str) -> bool:
+    """Tell whether an upstream name is that of a module that belongs to a dialect."""
+    return path in (*_MODULES, "mindspore.communication.comm_func")
+
+
 class SourceFile:
     """One parsed file: its scopes, and its uses of the two dialects."""
 
@@ -129,6 +135,13 @@ class SourceFile:
             name = f"{word}_{count}"
         self._given_out.add(name)
         return name
+
+    def imports_of(self, binding: Binding) -> list[Binding]:
+        """Return all imports that give a name its value, in a branch each or one after another."""
+        scopes = self.scopes
+        home = scopes.scope_of[binding.node].owner(binding.name, scopes.top)
+        found = [each for each in home.bindings.get(binding.name, ()) if each.kind == "import"]
+        return found or [binding]  # a star brings names without saying which
 
     def start_again(self) -> None:
         """Forget the names that were given out: another round of decisions begins."""
@@ -299,6 +312,14 @@ class SourceTree:
 
     def follow(self, path: str) -> tuple[str, bool]:
         """Follow a path through the files of the program to the upstream name."""
+        return _canonical(self._behind_files(path), self.roots)
+
+    def is_third_party(self, path: str) -> bool:
+        """Tell whether a path leads to a third party that has torch's names."""
+        path = self._behind_files(path)
+        return any(path == root or path.startswith(f"{root}.") for root in self.roots)
+
+    def _behind_files(self, path: str) -> str:
         for _ in range(10):
             module = path
             while module and module not in self.by_name:
@@ -308,7 +329,7 @@ class SourceTree:
             if target is None or target == path:
                 break
             path = f"{target}.{rest}" if rest else target
-        return _canonical(path, self.roots)
+        return path
 
     def _exported(self, file: SourceFile, name: str, depth: int = 5) -> str | None:
         """Return what a name means that a file has imported, also by a star from another file."""
@@ -331,7 +352,8 @@ class SourceTree:
                 elif len(bindings) == 1 and bindings[0].kind == "assignment" and bindings[0].value:
                     # `gather = dist.all_gather_into_tensor`: calls of it go through a variable.
                     path = self._path_of(file, bindings[0].value)
-                    if path and not isinstance(bindings[0].value, ast.Name):
+                    named = isinstance(bindings[0].value, ast.Name)
+                    if path and (not named or is_module(self.follow(path)[0])):
                         found = dataclasses.replace(bindings[0], path=path)
                         yield from self._uses(file, scope.uses[name], [found], name)
 
@@ -354,7 +376,7 @@ class SourceTree:
         while isinstance(node, ast.Attribute):
             names.append(node.attr)
             node = node.value
-        if not names or not isinstance(node, ast.Name) or node not in file.scopes.scope_of:
+        if not isinstance(node, ast.Name) or node not in file.scopes.scope_of:
             return None
         home = file.scopes.scope_of[node].find(node.id)
         for binding in home.bindings[node.id] if home else ():
@@ -375,11 +397,23 @@ class SourceTree:
                 words.append(parent.attr)
             for binding in bindings:
                 path, prefixed = self.follow(".".join([binding.path or "", *words]))
-                if (found := _split(path)) is None:
+                found = _split(path)
+                if found is None and is_module(path) and _may_keep(node, file.scopes):
+                    found = path, ""
+                if found is None:
                     continue
                 call = parent if isinstance(parent, ast.Call) and parent.func is node else None
                 yield Reference(*found, node, binding, call, prefixed, through)
                 break
+
+
+def _may_keep(module: ast.expr, scopes: Scopes) -> bool:
+    """Tell whether a module goes somewhere as a value; tests whether there is one do not count."""
+    parent = scopes.parents[module]
+    if isinstance(parent, ast.Call) and ast.unparse(parent.func) == "hasattr":
+        return False
+    tests = ast.Compare | ast.BoolOp | ast.UnaryOp | ast.If | ast.While | ast.Assert | ast.Expr
+    return not isinstance(parent, tests | ast.Delete | ast.FormattedValue)
 
 
 def _takes_memory(call: mapping.UpstreamCall) -> bool:
