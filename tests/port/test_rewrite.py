@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("libcst")
 
-from unisono.port.port import port_source
+from unisono.port.port import port_file, port_source
+from unisono.port.program import read_program
+from unisono.port.rules import Target
 
 HEAD = "import torch.distributed as dist\n"
 
@@ -155,3 +159,13 @@ def test_texts_over_several_lines() -> None:
     ported = port_source(source, "mindspore")
     assert "comm_func.barrier()" in ported
     assert "{comm.get_rank()}" in ported or "{dist.get_rank()}" in ported
+
+
+def test_a_file_that_lends_its_import_gets_the_prefix(tmp_path: Path) -> None:
+    (tmp_path / "backend.py").write_text("import torch.distributed as dist, os\n")
+    (tmp_path / "short.py").write_text("from backend import *\n")
+    (tmp_path / "train.py").write_text("from short import dist\ndist.barrier()\n")
+    program = read_program([tmp_path], (), lambda done, total: None)
+    after = {file.name: port_file(program, file, Target.parse("unisono")) for file in program.files}
+    assert after["backend"].after == "import os\nimport unisono.torch.distributed as dist\n"
+    assert after["train"].after == after["train"].before

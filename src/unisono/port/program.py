@@ -45,6 +45,8 @@ _MODULES = (
     "mindspore.ops.communication",
 )
 _PREFIX = "unisono."
+#: No file has imported a name.
+_NO: tuple[str, str | None] = ("", None)
 _IGNORED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "venv"}
 
 
@@ -319,27 +321,38 @@ class SourceTree:
         path = self._behind_files(path)
         return any(path == root or path.startswith(f"{root}.") for root in self.roots)
 
-    def _behind_files(self, path: str) -> str:
+    @functools.cached_property
+    def lent(self) -> frozenset[tuple[str, str]]:
+        """Return the names, with their modules, through which other files reach a dialect."""
+        found: set[tuple[str, str]] = set()
+        for file in self.files:
+            for reference in file.references:
+                self._behind_files(reference.binding.path or "", found)
+        return frozenset(found)
+
+    def _behind_files(self, path: str, lent: set[tuple[str, str]] | None = None) -> str:
         for _ in range(10):
             module = path
             while module and module not in self.by_name:
                 module = module.rpartition(".")[0]
             name, _, rest = path[len(module) + 1 :].partition(".")
-            target = self._exported(self.by_name[module], name) if module and name else None
+            holder, target = self._exported(self.by_name[module], name) if module and name else _NO
             if target is None or target == path:
                 break
+            if lent is not None:
+                lent.add((holder, name))
             path = f"{target}.{rest}" if rest else target
         return path
 
-    def _exported(self, file: SourceFile, name: str, depth: int = 5) -> str | None:
-        """Return what a name means that a file has imported, also by a star from another file."""
+    def _exported(self, file: SourceFile, name: str, depth: int = 5) -> tuple[str, str | None]:
+        """Return what a name means that a file has imported, also by a star, and which file has."""
         if name in file.imports:
-            return file.imports[name]
+            return file.name, file.imports[name]
         for star in file.scopes.stars if depth else ():
             inner = self.by_name.get(file.scopes.module_of(star))
-            if inner is not None and (found := self._exported(inner, name, depth - 1)):
+            if inner is not None and (found := self._exported(inner, name, depth - 1))[1]:
                 return found
-        return None
+        return _NO
 
     def _references(self, file: SourceFile) -> Iterator[Reference]:
         scopes = file.scopes

@@ -18,7 +18,7 @@ from unisono.core.registry import install_command
 from unisono.errors import Unsupported
 from unisono.port.plan import Action
 from unisono.port.port import PortedFile, port_file
-from unisono.port.program import SourceFile, SourceTree, read_program
+from unisono.port.program import SourceTree, read_program
 from unisono.port.rules import Target
 from unisono.tools.formatting import plain, plural
 from unisono.tools.port.page import page
@@ -85,7 +85,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _port(program: SourceTree, target: Target) -> Iterator[PortedFile]:
     progress = ProgressBar("porting")
-    files: list[SourceFile] = [file for file in program.files if file.references]
+    lending = {module for module, _ in program.lent}
+    files = [file for file in program.files if file.references or file.name in lending]
     for done, file in enumerate(files):
         progress(done, len(files))
         yield port_file(program, file, target)
