@@ -26,6 +26,8 @@ _OPERATORS = {"SUM": "sum", "PRODUCT": "prod", "MIN": "min", "MAX": "max", "AVG"
 _MINDSPORE_OPERATORS = {text.upper(): text for text in _OPERATORS.values()}
 #: Hints for a library of one vendor, which change no result.
 _HINTS = {"device"}
+#: The name of a library, which means nothing to the other dialect.
+_BACKEND = "backend"
 _WORLD_GROUP = "«mindspore.communication».GlobalComm.WORLD_COMM_GROUP"
 
 
@@ -195,7 +197,7 @@ class Site:
         for source, (index, value) in sorted(self.given.items(), key=_order):
             row = self.rule.row(source)
             target = row.target
-            if target is None:
+            if target is None or source == _BACKEND:
                 self._drop(row, source, value)
                 continue
             done.add(target)
@@ -233,7 +235,10 @@ class Site:
     def _drop(self, row: Row, name: str, value: ast.expr) -> None:
         """Leave an argument out that the other side lacks, if that changes nothing."""
         harmless = isinstance(value, ast.Constant) and value.value in (None, False, "", -1)
-        if row.role in _HINTS:
+        if name == _BACKEND:
+            self.differences.append("groups.backends")
+            self.notes.append("backend is left out: the other dialect chooses one by the device")
+        elif row.role in _HINTS:
             self.notes.append(f"{name} is left out: it is a hint for one library")
         elif row.role not in ("output", "in_out", "template", "fixed") and not harmless:
             text = difference_text(row.difference)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 
-from unisono.port.flow import is_pure, why_not_rebind
+from unisono.port.flow import is_pure, may_be_none, why_not_rebind
 from unisono.port.plan import Action, Plan
 from unisono.port.results.gathered import joined_later
 from unisono.port.results.handle_lists import collected
@@ -47,6 +47,8 @@ def plan_to_mindspore(site: Site) -> tuple[str, str, Plan]:
         if rule.pair is None and rule.source.name == "all_gather_into_tensor":
             site.differences.append("all_gather.stacked")
             site.notes.append("mint fills only the joined form of the output")
+        if rule.target.name == "destroy_group":
+            return _end_group(site)
         plan = Plan(rule.target.path, site.arguments())
         return Action.REWRITE, _why_same(site), plan
     return _Functional(site).plan()
@@ -63,6 +65,23 @@ def _check_root(site: Site) -> None:
                 raise Refused(f"it does not say {row.source}", row.difference)
             difference = row.difference if site.value("group_root") is None else "groups.group-root"
             raise Refused(difference_text(difference), difference)
+
+
+def _end_group(site: Site) -> tuple[str, str, Plan]:
+    """destroy_process_group: without a group it ends all, and in MindSpore that is release."""
+    path, group = site.rule.target.path, site.value("group")
+    assert group is not None
+    if not may_be_none(group, site.file.scopes):
+        return Action.REWRITE, _why_same(site), Plan(path, site.arguments())
+    if not is_pure(group):
+        raise Refused("the group may be None, which ends all; give it a name first")
+    text = site.text(group)
+    ended = f"{{call}} if {text} is not None else {_COMM}.release()"
+    if not isinstance(site.file.scopes.parents[site.call], ast.Expr):
+        ended = f"({ended})"
+    site.notes.append("release ends all, where there is no group")
+    plan = Plan(path, site.arguments(group=text), values=((site.call, ended),))
+    return Action.REWRITE, _why_same(site), plan
 
 
 def _start(site: Site) -> tuple[str, str, Plan]:
