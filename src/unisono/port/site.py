@@ -75,10 +75,12 @@ class _Replaced(ast.NodeTransformer):
     def __init__(self, file: SourceFile) -> None:
         self.file = file
         self.uses: list[ast.AST] = []
+        self.names: list[str] = []
 
     def visit(self, node: ast.AST) -> ast.AST:
         """Return a copy of a node, with names in it; remember uses of a dialect that stay."""
         if (name := self.file.hoisted.get(node) or self.file.changed.get(node)) is not None:
+            self.names.append(name)
             return ast.Name(name)
         if node in self.file.by_node:
             self.uses.append(node)
@@ -145,7 +147,11 @@ class Site:
         text = ast.unparse(replaced.visit(node))
         if replaced.uses:
             raise Refused("an argument calls the other dialect itself; give it a name first")
-        return text
+        plain = isinstance(node, ast.Name | ast.Constant | ast.Attribute | ast.Subscript | ast.Call)
+        if replaced.names or not plain or node.lineno != node.end_lineno:
+            return text
+        line = self.file.lines[node.lineno - 1].encode()  # as it is written, with its quotes
+        return line[node.col_offset : node.end_col_offset].decode()
 
     def reference_at(self, node: ast.expr) -> Reference | None:
         """Return the use of a dialect that an expression is."""

@@ -222,6 +222,7 @@ def _calls_with(site: Site, target: str) -> list[ast.Call]:
     """Return the other calls of the function that have an argument with the same text."""
     scopes = site.file.scopes
     home = scopes.scope_of[site.call]
+    target = ast.unparse(ast.parse(target))  # quotes do not matter
     return [
         call
         for call in site.file.calls

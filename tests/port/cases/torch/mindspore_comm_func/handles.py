@@ -13,7 +13,7 @@ def main():
     result, handle = comm_func.all_reduce(box["a"], async_op=True)
     other = rank + 1
     handle.wait()  # now it is there
-    box['a'][...] = result
+    box["a"][...] = result
     buckets, at = [torch.ones(1) * rank, torch.zeros(1)], 0
     tensor = buckets[at]
     result_2, started = comm_func.all_reduce(buckets[at], async_op=True)
