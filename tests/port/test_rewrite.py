@@ -8,6 +8,8 @@ import pytest
 
 pytest.importorskip("libcst")
 
+import libcst as cst
+
 from unisono.port.port import port_file, port_source
 from unisono.port.program import read_program
 from unisono.port.rules import Target
@@ -169,3 +171,26 @@ def test_a_file_that_lends_its_import_gets_the_prefix(tmp_path: Path) -> None:
     after = {file.name: port_file(program, file, Target.parse("unisono")) for file in program.files}
     assert after["backend"].after == "import os\nimport unisono.torch.distributed as dist\n"
     assert after["train"].after == after["train"].before
+
+
+def test_an_interrupt_passes_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LibCST looks for a position in a `finally`, and its KeyError hides the interrupt."""
+
+    def leave(*_: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise KeyError
+
+    monkeypatch.setattr("unisono.port.rewrite._Rewriter.leave_Call", leave)
+    with pytest.raises(KeyboardInterrupt):
+        port_source(HEAD + "dist.barrier()\n", "mindspore")
+
+
+def test_code_that_libcst_does_not_know_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: str) -> None:
+        raise cst.CSTValidationError("new words")
+
+    monkeypatch.setattr(cst, "parse_module", refuse)
+    source = HEAD + "dist.barrier()\n"
+    assert port_source(source, "mindspore") == source

@@ -17,6 +17,7 @@ from unisono.port.primitives.built import Primitive, primitives_in
 from unisono.port.scopes import Binding, Reference, Scopes, only_imports
 
 __all__ = [
+    "TOO_DEEP",
     "SourceTree",
     "Reference",
     "SourceFile",
@@ -57,6 +58,10 @@ class Unreadable:
     path: Path
     line: int
     reason: str
+
+
+#: Why a file is skipped whose code Python can follow, but not a program in Python.
+TOO_DEEP = "an expression is nested too deeply"
 
 
 @functools.cache
@@ -257,7 +262,9 @@ class SourceTree:
             file.has_mark = data.startswith(codecs.BOM_UTF8)
         except SyntaxError as error:
             self.unreadable.append(Unreadable(path, error.lineno or 1, error.msg))
-        except (OSError, ValueError, RecursionError) as error:
+        except RecursionError:
+            self.unreadable.append(Unreadable(path, 1, TOO_DEEP))
+        except (OSError, ValueError) as error:
             self.unreadable.append(Unreadable(path, 1, str(error)))
 
     def add(self, path: Path, source: str) -> SourceFile:
@@ -469,7 +476,8 @@ def python_files(paths: Iterable[Path]) -> list[Path]:
         if path.is_dir():
             for inner in sorted(path.rglob("*.py")):
                 folders = inner.relative_to(path).parts[:-1]
-                if not any(part in _IGNORED_FOLDERS or part[0] == "." for part in folders):
+                hidden = any(part in _IGNORED_FOLDERS or part[0] == "." for part in folders)
+                if not hidden and not inner.is_dir():
                     found[inner] = None
         elif path.exists():
             found[path] = None

@@ -30,15 +30,30 @@ def rewrite(file: SourceFile, decisions: Sequence[Decision], imports: ImportChan
     changes = _Changes(file, decisions, imports)
     if not changes.any:
         return file.source
-    wrapper = MetadataWrapper(cst.parse_module(file.source), unsafe_skip_copy=True)
-    rewriter = _Rewriter(changes, wrapper.module)
-    source = wrapper.visit(rewriter).code
-    # A change that breaks the program, or that is made by half, must not leave this function.
-    ast.parse(source)
+    try:
+        wrapper = MetadataWrapper(cst.parse_module(file.source), unsafe_skip_copy=True)
+        rewriter = _Rewriter(changes, wrapper.module)
+        source = wrapper.visit(rewriter).code
+        # A change that breaks the program, or that is made by half, must not leave this function.
+        ast.parse(source)
+    except (cst.ParserSyntaxError, cst.CSTValidationError, SyntaxError) as error:
+        text = " ".join(str(error).split())
+        raise Unsupported(f"{file.path}: LibCST cannot change it; not ported: {text}") from error
+    except KeyError as error:
+        _raise_interrupt(error)
+        raise
     if missing := changes.places - rewriter.done:
         line = min(missing)[0]
         raise Unsupported(f"{file.path}:{line}: LibCST and Python see different code; not ported")
     return source
+
+
+def _raise_interrupt(error: BaseException | None) -> None:
+    """Raise a KeyboardInterrupt that LibCST has answered with an error of its own."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            raise error from None
+        error = error.__context__
 
 
 class _Changes:
