@@ -68,6 +68,7 @@ def test_mindspore() -> None:
         "ops.AllReduce()\n"
         "ops.matmul(a, b)\n"
         "mint.distributed.barrier()\n"
+        "mint.distributed.distributed.barrier()\n"
         "ms.communication.get_rank()\n"
         "ms.ops.communication.all_reduce(x)\n"
     )
@@ -75,8 +76,9 @@ def test_mindspore() -> None:
         (4, "mindspore.communication.init"),
         (5, "mindspore.ops.AllReduce"),
         (7, "mindspore.mint.distributed.barrier"),
-        (8, "mindspore.communication.get_rank"),
-        (9, "mindspore.ops.communication.all_reduce"),
+        (8, "mindspore.mint.distributed.barrier"),
+        (9, "mindspore.communication.get_rank"),
+        (10, "mindspore.ops.communication.all_reduce"),
     ]
 
 

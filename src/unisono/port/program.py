@@ -32,6 +32,7 @@ __all__ = [
 #: Other places from which upstream's own names can be imported.
 _OTHER_PLACES = {
     "mindspore.communication.management": "mindspore.communication",
+    "mindspore.mint.distributed.distributed": "mindspore.mint.distributed",
     "mindspore.ops.operations.comm_ops": "mindspore.ops",
     "mindspore.ops.operations": "mindspore.ops",
     "torch.distributed.distributed_c10d": "torch.distributed",

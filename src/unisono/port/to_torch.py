@@ -26,6 +26,7 @@ _ONE_SIDED = {
     "CollectiveScatter",
 }
 
+_MESSAGES = ("isend", "irecv")
 #: Lists that one rank alone has in torch, and the parameter that says which.
 _ROOTED_LISTS = {
     "gather": ("gather_list", "dst"),
@@ -62,7 +63,8 @@ def plan_to_torch(site: Site) -> tuple[str, str, Plan]:
             site.file.scopes.parents[site.call], ast.Expr
         ):
             raise Refused("it uses what Send returns, and torch's send returns nothing")
-        plan = Plan(rule.target.path, site.arguments(**roots, **_list_on_root(site)))
+        replaced = {**roots, **_list_on_root(site), **_operation(site)}
+        plan = Plan(rule.target.path, site.arguments(**replaced))
         return Action.REWRITE, "; ".join(["the same call with other names", *site.notes]), plan
     return InPlace(site, roots).plan()
 
@@ -74,6 +76,18 @@ def _start(site: Site) -> tuple[str, str, Plan]:
     if kept:
         raise Refused(f"it passes {', '.join(kept)}; check how the program is started")
     return Action.REWRITE, "torch chooses the backend", Plan(site.rule.target.path, ())
+
+
+def _operation(site: Site) -> dict[str, str]:
+    """Return the function of a message: MindSpore takes its name too, and torch does not."""
+    if site.rule.source.name != "P2POp" or "op" not in site.given:
+        return {}
+    value = site.given["op"][1]
+    if isinstance(value, ast.Constant) and value.value in _MESSAGES:
+        return {"op": f"{_DIST}.{value.value}"}
+    if site.reference_at(value) is None:
+        raise Refused("the operation is a variable; its value may be a string")
+    return {}
 
 
 def _list_on_root(site: Site) -> dict[str, str]:
