@@ -8,18 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from unisono.port.flow import why_not_rebind
-from unisono.port.program import SourceTree
+from unisono.port.flow import is_unknown_to_autograd, why_not_rebind
+from unisono.port.program import SourceFile, SourceTree
 
 
-def reason(source: str) -> str | None:
-    """Why the tensor of the last all_reduce must keep its identity."""
+def last_call(source: str) -> tuple[ast.Call, SourceFile]:
+    """Return the last all_reduce, and its file."""
     tree = SourceTree()
     text = "import torch\nimport torch.distributed as dist\n" + textwrap.dedent(source)
     file = tree.add(Path("program.py"), text)
     tree.resolve()
     call = [one.call for one in file.references if one.path.endswith(".all_reduce")][-1]
     assert isinstance(call, ast.Call)
+    return call, file
+
+
+def reason(source: str) -> str | None:
+    """Why the tensor of the last all_reduce must keep its identity."""
+    call, file = last_call(source)
     return why_not_rebind(call.args[0], call, file)
 
 
@@ -98,3 +104,25 @@ def test_tensors_that_others_may_have(body: str, text: str) -> None:
 def test_a_module_is_a_scope_too() -> None:
     assert reason("t = torch.zeros(1)\ndist.all_reduce(t)\n") is None
     assert reason("class A:\n    t = torch.zeros(1)\n    dist.all_reduce(t)\n") is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "unknown"),
+    [
+        ("t = torch.zeros(2).cuda()", True),
+        ("t = torch.ones(2)\nt += 1\nprint(t)", True),
+        ("t = torch.ones(2)\nt = dist.nn.functional.all_reduce(t)", True),
+        ("t = dist.nn.functional.all_reduce(x)", False),
+        ("t = x * 2", False),
+        ("t = torch.cat([x])", False),
+        ("t = torch.ones(2)\nt += x", False),
+        ("t = torch.ones(2)\nt[0] = x", False),
+        ("t = torch.ones(2)\nt.add_(x)", False),
+        ("for t in x: print(t)", False),
+    ],
+)
+def test_what_autograd_may_have_kept(body: str, unknown: bool) -> None:
+    lines = textwrap.indent(f"{body}\ndist.all_reduce(t)", "    ")
+    call, file = last_call(f"def f(x):\n{lines}")
+    assert isinstance(call.args[0], ast.Name)
+    assert is_unknown_to_autograd(call.args[0], file) == unknown

@@ -17,17 +17,28 @@ import ast
 from unisono.port.program import SourceFile
 from unisono.port.scopes import Binding, Scopes, loops_around
 
-__all__ = ["MAKERS", "is_framework", "is_new", "is_pure", "may_be_none", "why_not_rebind"]
+__all__ = [
+    "MAKERS",
+    "is_framework",
+    "is_new",
+    "is_pure",
+    "is_unknown_to_autograd",
+    "may_be_none",
+    "why_not_rebind",
+]
 
-#: Functions of a framework that return new tensors, whatever they are given.
-MAKERS = {
-    "arange", "bmm", "cat", "concat", "concatenate", "empty", "empty_like", "eye", "full",
-    "full_like", "linspace", "matmul", "mm", "ones", "ones_like", "rand", "rand_like", "randint",
-    "randn", "randn_like", "stack", "tensor", "zeros", "zeros_like",
+#: Functions of a framework that return new tensors without a gradient.
+_CONSTANTS = {
+    "arange", "empty", "empty_like", "eye", "full", "full_like", "linspace", "ones", "ones_like",
+    "rand", "rand_like", "randint", "randn", "randn_like", "tensor", "zeros", "zeros_like",
 }  # fmt: skip
+#: Functions of a framework that return new tensors, whatever they are given.
+MAKERS = _CONSTANTS | {"bmm", "cat", "concat", "concatenate", "matmul", "mm", "stack"}
 _FRAMEWORKS = {"torch", "numpy", "np", "mindspore", "ms", "mint", "ops", "th"}
 #: Methods that return a new tensor, whatever has them: other classes have no such methods.
 _COPIES = {"clone", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"}
+#: Methods that return the tensor itself, or a copy on another device or of another dtype.
+_MOVES = {"cuda", "float", "to"}
 #: Methods of a tensor that return something new, never the tensor or a view of it.
 _NEW = {
     "abs", "add", "all", "any", "argmax", "argmin", "clone", "copy", "cumsum", "dim", "div",
@@ -148,7 +159,58 @@ def is_new(node: ast.expr, scopes: Scopes) -> bool:
         return False  # its gradient belongs to this tensor, and to no other
     if is_framework(owner, scopes):
         return method in MAKERS
-    return method in _COPIES or (is_new(owner, scopes) and method in {"cuda", "float", "to"})
+    return method in _COPIES or (is_new(owner, scopes) and method in _MOVES)
+
+
+def is_unknown_to_autograd(node: ast.Name, file: SourceFile) -> bool:
+    """Tell whether autograd cannot have kept a tensor that nobody else has.
+
+    torch's collectives change a tensor without telling autograd. What it has kept of the tensor for
+    a backward would then be the result, and the gradient silently wrong. That cannot be if all
+    values are constants, and nothing but constants and collectives of the tensor change them.
+    """
+    scopes = file.scopes
+    home = scopes.scope_of[node].find(node.id)
+    return (
+        home is not None
+        and all(
+            isinstance(binding.node, ast.Assign | ast.AnnAssign | ast.AugAssign)
+            and binding.node.value is not None
+            and _is_without_gradient(binding.node.value, node.id, file)
+            for binding in home.bindings[node.id]
+        )
+        and not any(_is_filled(use, scopes) for use in home.uses[node.id])
+    )
+
+
+def _is_without_gradient(value: ast.expr, name: str, file: SourceFile) -> bool:
+    if _is_returned(value, file):
+        call = value.value if isinstance(value, ast.Subscript) else value
+        return isinstance(call, ast.Call) and any(_is_name(one, name) for one in call.args[:1])
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        owner, method = value.func.value, value.func.attr
+        if is_framework(owner, file.scopes):
+            return method in _CONSTANTS
+        return method in _MOVES and _is_without_gradient(owner, name, file)
+    return isinstance(value, ast.Constant)
+
+
+def _is_name(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _is_filled(use: ast.Name, scopes: Scopes) -> bool:
+    """Tell whether a use puts values into a tensor: `t[0] = x`, `t.add_(x)`."""
+    parent = scopes.parents[use]
+    if isinstance(parent, ast.Subscript):
+        return isinstance(parent.ctx, ast.Store)
+    outer = scopes.parents[parent]
+    return (
+        isinstance(parent, ast.Attribute)
+        and isinstance(outer, ast.Call)
+        and outer.func is parent
+        and isinstance(scopes.parents[outer], ast.Expr)
+    )
 
 
 def is_framework(node: ast.expr, scopes: Scopes) -> bool:

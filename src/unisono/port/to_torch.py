@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from unisono.port.flow import is_new, is_pure, why_not_rebind
+from unisono.port.flow import is_new, is_pure, is_unknown_to_autograd, why_not_rebind
 from unisono.port.gradients.forward_pass import check_message
 from unisono.port.plan import Action, Plan
 from unisono.port.primitives.hoist import statement_before
@@ -242,9 +242,10 @@ class InPlace:
         """Return the lines for a result that has the shape of the input."""
         row = next(row for row in self.rule.rows if row.role in ("in_out", "template"))
         assert row.target is not None
-        same = isinstance(source, ast.Name) and source.id == result
-        if same and why_not_rebind(source, self.site.call, self.file) is None:
-            return [_call(handle)], "nobody else has the tensor, so it can be overwritten"
+        if isinstance(source, ast.Name) and source.id == result:
+            alone = why_not_rebind(source, self.site.call, self.file) is None
+            if alone and is_unknown_to_autograd(source, self.file):
+                return [_call(handle)], "nobody else has the tensor, so it can be overwritten"
         text = self.site.text(source)
         self.replaced[row.target] = result
         moved = source in self.file.hoisted or source in self.file.changed
