@@ -217,7 +217,7 @@ def test_a_class_that_skips_init() -> None:
 
 def test_send_returns_its_tensor() -> None:
     source = "from mindspore import ops\nfrom mindspore.communication import comm_func\n"
-    source += "y = ops.{}(x)\ny, _ = comm_func.all_reduce(y)\n"
+    source += "import torch\ny = torch.ones(2)\ny = ops.{}(y)\ny, _ = comm_func.all_reduce(y)\n"
     assert "\ny = y.clone()" in port_source(source.format("Send(0, 1)"), "torch")
     assert "y.clone()" not in port_source(source.format("AllReduce()"), "torch")
 

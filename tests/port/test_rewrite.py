@@ -194,3 +194,11 @@ def test_code_that_libcst_does_not_know_stays(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(cst, "parse_module", refuse)
     source = HEAD + "dist.barrier()\n"
     assert port_source(source, "mindspore") == source
+
+
+@pytest.mark.parametrize("target", ["mindspore", "mindspore:mint"])
+def test_a_tag_stays(target: str) -> None:
+    """MindSpore ignores it, and would exchange two messages that overtake each other."""
+    source = HEAD + "dist.send(x, 1, tag=number)\n"
+    assert "left as it is: MindSpore ignores the tag" in port_source(source, target)
+    assert "left as it is" not in port_source(source.replace("number", "0"), target)

@@ -42,6 +42,7 @@ def plan_to_mindspore(site: Site) -> tuple[str, str, Plan]:
     if rule.source.name == "P2POp" and rule.pair is not None:
         raise Refused(difference_text("send_recv.batch"), "send_recv.batch")
     _check_root(site)
+    _check_tag(site)
     check_questions(site)
     if rule.same_shape:
         if rule.pair is None and rule.source.name == "all_gather_into_tensor":
@@ -65,6 +66,18 @@ def _check_root(site: Site) -> None:
                 raise Refused(f"it does not say {row.source}", row.difference)
             difference = row.difference if site.value("group_root") is None else "groups.group-root"
             raise Refused(difference_text(difference), difference)
+
+
+def _check_tag(site: Site) -> None:
+    """Refuse tags: without them, messages that overtake each other are silently exchanged."""
+    tag = site.value("tag")
+    without = isinstance(tag, ast.Constant) and tag.value == 0
+    if tag is not None and not without and site.rule.primitive is None:
+        raise Refused(
+            "MindSpore ignores the tag, and pairs messages by their order; leave the tag out if "
+            "the order is the same on both sides",
+            "send_recv.tag",
+        )
 
 
 def _end_group(site: Site) -> tuple[str, str, Plan]:
