@@ -202,3 +202,12 @@ def test_a_tag_stays(target: str) -> None:
     source = HEAD + "dist.send(x, 1, tag=number)\n"
     assert "left as it is: MindSpore ignores the tag" in port_source(source, target)
     assert "left as it is" not in port_source(source.replace("number", "0"), target)
+
+
+@pytest.mark.parametrize("target", ["mindspore", "mindspore:mint", "mindspore:ops"])
+def test_reduce_in_a_group_stays(target: str) -> None:
+    """Of MindSpore's functions some take the root for a rank of the group."""
+    source = HEAD + "dist.reduce(x, 0, group=g)\n"
+    assert "left as it is: in a group, MindSpore" in port_source(source, target)
+    world = source.replace("=g", "=dist.group.WORLD")
+    assert "left as it is" not in port_source(world, target)

@@ -23,7 +23,7 @@ from unisono.port.rules import Row, difference_text
 from unisono.port.scopes import Scopes, is_alone
 from unisono.port.site import Refused, Site
 
-__all__ = ["check_place", "plan_to_mindspore"]
+__all__ = ["check_place", "check_root_in_group", "plan_to_mindspore"]
 
 _COMM = "«mindspore.communication»"
 #: What torch needs to start and MindSpore gets from its launcher.
@@ -42,6 +42,7 @@ def plan_to_mindspore(site: Site) -> tuple[str, str, Plan]:
     if rule.source.name == "P2POp" and rule.pair is not None:
         raise Refused(difference_text("send_recv.batch"), "send_recv.batch")
     _check_root(site)
+    check_root_in_group(site)
     _check_tag(site)
     check_questions(site)
     if rule.same_shape:
@@ -50,7 +51,7 @@ def plan_to_mindspore(site: Site) -> tuple[str, str, Plan]:
             site.notes.append("mint fills only the joined form of the output")
         if rule.target.name == "destroy_group":
             return _end_group(site)
-        plan = Plan(rule.target.path, site.arguments())
+        plan = Plan(rule.target.path, site.arguments(**_all_ranks(site)))
         return Action.REWRITE, _why_same(site), plan
     return _Functional(site).plan()
 
@@ -68,6 +69,17 @@ def _check_root(site: Site) -> None:
             raise Refused(difference_text(difference), difference)
 
 
+def check_root_in_group(site: Site) -> None:
+    """Refuse reduce in a group: MindSpore gets the rank wrong there."""
+    group = site.value("group")
+    if site.rule.source.name == "reduce" and group is not None and not site.is_world(group):
+        raise Refused(
+            "in a group, MindSpore takes dst for a rank of the group, or mixes it up with one; "
+            "all_reduce has no such trouble",
+            "reduce.dst-in-group",
+        )
+
+
 def _check_tag(site: Site) -> None:
     """Refuse tags: without them, messages that overtake each other are silently exchanged."""
     tag = site.value("tag")
@@ -78,6 +90,20 @@ def _check_tag(site: Site) -> None:
             "the order is the same on both sides",
             "send_recv.tag",
         )
+
+
+def _all_ranks(site: Site) -> dict[str, str]:
+    """Say which ranks a new group of all has: without them, MindSpore answers with the world."""
+    if site.rule.source.name != "new_group":
+        return {}
+    ranks = site.given.get("ranks", (None, ast.Constant(None)))[1]
+    if not (isinstance(ranks, ast.Constant) and ranks.value is None):
+        return {}
+    site.notes.append("a group of its own, and not the world")
+    size = f"{_COMM}.get_group_size()"
+    if site.target.family == "mint":
+        size = "«mindspore.mint.distributed».get_world_size()"
+    return {"ranks": f"list(range({size}))"}
 
 
 def _end_group(site: Site) -> tuple[str, str, Plan]:

@@ -25,6 +25,7 @@ def end(group=None):
 def main():
     rank = dist.get_rank()
     pair = new_group([0, 1])
+    all_reduce(torch.ones(1), group=new_group(backend="gloo"))
     alone = [new_group([one], backend="gloo") for one in range(dist.get_world_size())]
     end(alone[rank])
     value = torch.ones(1) * (rank + 1)

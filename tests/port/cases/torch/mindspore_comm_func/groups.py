@@ -26,6 +26,8 @@ def end(group=None):
 def main():
     rank = comm.get_rank()
     pair = dist.new_group([0, 1])
+    tensor = torch.ones(1)
+    tensor[...] = comm_func.all_reduce(tensor, group=dist.new_group(ranks=list(range(comm.get_group_size()))))[0]
     alone = [dist.new_group([one]) for one in range(comm.get_group_size())]
     end(alone[rank])
     value = torch.ones(1) * (rank + 1)

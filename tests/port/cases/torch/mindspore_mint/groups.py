@@ -24,6 +24,7 @@ def end(group=None):
 def main():
     rank = dist.get_rank()
     pair = dist.new_group([0, 1])
+    dist.all_reduce(torch.ones(1), group=dist.new_group(ranks=list(range(dist.get_world_size()))))
     alone = [dist.new_group([one]) for one in range(dist.get_world_size())]
     end(alone[rank])
     value = torch.ones(1) * (rank + 1)

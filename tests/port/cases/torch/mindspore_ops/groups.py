@@ -26,6 +26,8 @@ def end(group=None):
 def main():
     rank = comm.get_rank()
     pair = dist.new_group([0, 1])
+    tensor = torch.ones(1)
+    tensor[...] = ops.AllReduce(group=dist.new_group(ranks=list(range(comm.get_group_size()))))(tensor)
     alone = [dist.new_group([one]) for one in range(comm.get_group_size())]
     end(alone[rank])
     value = torch.ones(1) * (rank + 1)
