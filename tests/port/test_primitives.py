@@ -243,3 +243,33 @@ def test_an_import_inside_a_function() -> None:
 def test_what_has_no_primitive(call: str, reason: str) -> None:
     (found,) = decisions(f"import torch.distributed as d\nd.{call}\n", "mindspore:ops")
     assert found.verdict == Action.LEAVE and reason in found.reason
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "__slots__ = ('group',)",
+        "def __setattr__(self, name, value): raise AttributeError(name)",
+        "def __setstate__(self, state): self.group = state",
+        "@classmethod\n    def make(cls): return cls.__new__(cls)",
+    ],
+)
+def test_a_class_with_a_say_in_its_attributes_gets_none(line: str) -> None:
+    source = LAYER.replace("    def forward", f"    {line}\n\n    def forward")
+    base = source.replace("Layer:", "Base:").replace("    def forward", "    def other")
+    derived = f"from base import Base\n{LAYER.replace('Layer:', 'Layer(Base):')}"
+    assert "ops.AllReduce()(x)" in port_source(source, "mindspore:ops")
+    assert "ops.AllReduce()(x)" in ported(program(base=base, main=derived), "mindspore:ops")[1]
+
+
+def test_a_name_that_another_file_sets() -> None:
+    """It may have another value when a method is called than when `__init__` was."""
+    layer = "GROUP = 1\n" + LAYER.replace("(x)", "(x, group=GROUP)")
+    primitive = "GROUP = 'g'\n" + CELL.replace("=group)", "=GROUP)")
+    other = "import {}\ndef begin(): {}.GROUP = 2\n"
+    (there,) = ported(program(layer=layer), "mindspore:ops")
+    assert "self.all_reduce = ops.AllReduce(group=GROUP)" in there
+    there, _ = ported(program(layer=layer, b=other.format("layer", "layer")), "mindspore:ops")
+    assert "ops.AllReduce(group=GROUP)(x)" in there
+    there, _ = ported(program(cell=primitive, b=other.format("cell", "cell")), "torch")
+    assert "self.total_group = GROUP" in there
