@@ -211,3 +211,34 @@ def test_reduce_in_a_group_stays(target: str) -> None:
     assert "left as it is: in a group, MindSpore" in port_source(source, target)
     world = source.replace("=g", "=dist.group.WORLD")
     assert "left as it is" not in port_source(world, target)
+
+
+IMPORT = """\
+from torch.distributed import (
+    all_reduce,  # first
+    # above
+    ReduceOp,  # second
+    barrier{}  # third
+)  # noqa
+all_reduce(x)
+barrier()
+OPERATORS = [ReduceOp.SUM]
+"""
+
+
+@pytest.mark.parametrize("comma", [",", ""])
+def test_what_stays_of_an_import_stays_as_it_was(comma: str) -> None:
+    source = IMPORT.format(comma)
+    kept = "\n".join(source.splitlines()[2:4]).replace(",", comma)
+    assert port_source(source, "mindspore").startswith(
+        f"from torch.distributed import (\n{kept}\n)  # noqa\n"
+        "from mindspore.communication import comm_func\n"
+    )
+    assert port_source(source, "unisono") == source.replace("torch", "unisono.torch")
+
+
+def test_an_import_that_is_divided_keeps_its_comment_once() -> None:
+    source = "import os, torch.distributed as dist, sys  # all\nos, sys\ndist.barrier()\n"
+    assert port_source(source, "unisono").startswith(
+        "import os, sys  # all\nimport unisono.torch.distributed as dist\n"
+    )

@@ -11,7 +11,7 @@ from unisono.port.plan import Decision, Plan
 from unisono.port.program import Reference, SourceFile, SourceTree
 from unisono.port.scopes import Binding, Scopes, block_of
 
-__all__ = ["ImportChanges", "import_changes", "modules_in", "with_aliases"]
+__all__ = ["ImportChanges", "Part", "bound_names", "import_changes", "modules_in"]
 
 _PLACEHOLDER = re.compile("«([^»]+)»")
 #: The name that a file gives to a module, unless the name is taken.
@@ -25,10 +25,18 @@ _LOCAL_NAMES = {
 
 
 @dataclasses.dataclass(frozen=True)
+class Part:
+    """An import statement with some of the names that it binds, and a prefix before its module."""
+
+    names: frozenset[str]
+    prefix: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class ImportChanges:
     """The new statements in place of import statements, and the local name of each module."""
 
-    statements: dict[ast.stmt, tuple[str, ...]]
+    statements: dict[ast.stmt, tuple[str | Part, ...]]
     names: dict[str, str]
 
     def fill(self, text: str) -> str:
@@ -74,12 +82,12 @@ def import_changes(
                 if not any((block, module) in present for block in blocks):
                     present.add((blocks[0], module))
                     added.setdefault(statement, []).append(_import(module, names[module]))
-    statements: dict[ast.stmt, tuple[str, ...]] = {}
+    statements: dict[ast.stmt, tuple[str | Part, ...]] = {}
     for statement in {*added, *(binding.node for binding in dropped)}:
         assert isinstance(statement, ast.Import | ast.ImportFrom)
         gone = {binding.name for binding in dropped if binding.node is statement}
-        kept = [alias for alias in statement.names if _bound(alias, statement) not in gone]
-        lines = [with_aliases(statement, kept)] if kept else []
+        kept = bound_names(statement) - gone
+        lines: list[str | Part] = [Part(kept)] if kept else []
         lines += added.get(statement, [])
         if not lines and len(block_of(statement, file.scopes)) == 1:
             lines = ["pass"]
@@ -93,24 +101,13 @@ def _blocks_around(statement: ast.stmt, scopes: Scopes) -> list[int]:
     return [id(block_of(each, scopes)) for each in chain if isinstance(each, ast.stmt)]
 
 
-def with_aliases(
-    statement: ast.Import | ast.ImportFrom, aliases: list[ast.alias], prefix: str = ""
-) -> str:
-    """Return an import statement with other names, and a prefix before its module."""
-    if isinstance(statement, ast.Import):
-        names = [
-            ast.alias(prefix + alias.name, alias.asname or (alias.name if prefix else None))
-            for alias in aliases
-        ]
-        return ast.unparse(ast.Import(names))
-    module = prefix + (statement.module or "")
-    return ast.unparse(ast.ImportFrom(module, aliases, statement.level))
-
-
-def _bound(alias: ast.alias, statement: ast.stmt) -> str:
-    if alias.asname:
-        return alias.asname
-    return alias.name.partition(".")[0] if isinstance(statement, ast.Import) else alias.name
+def bound_names(statement: ast.Import | ast.ImportFrom) -> frozenset[str]:
+    """Return the names that an import statement binds."""
+    return frozenset(
+        alias.asname
+        or (alias.name.partition(".")[0] if isinstance(statement, ast.Import) else alias.name)
+        for alias in statement.names
+    )
 
 
 def _unused(program: SourceTree, file: SourceFile, moved: list[Reference]) -> set[Binding]:

@@ -7,7 +7,7 @@ import importlib.util
 from collections import defaultdict
 
 from unisono import mapping
-from unisono.port.imports import ImportChanges, import_changes, with_aliases
+from unisono.port.imports import ImportChanges, Part, bound_names, import_changes
 from unisono.port.plan import Action, Decision, Plan
 from unisono.port.program import Reference, SourceFile, SourceTree, is_module
 from unisono.port.scopes import Binding
@@ -105,15 +105,11 @@ def _decision(program: SourceTree, reference: Reference, obstacle: str | None) -
     return Decision(reference, Action.REWRITE, reason, target, plan=Plan(target))
 
 
-def _prefixed(statement: ast.Import | ast.ImportFrom, names: set[str]) -> tuple[str, ...]:
+def _prefixed(statement: ast.Import | ast.ImportFrom, names: set[str]) -> tuple[str | Part, ...]:
     """Divide an import statement: names that get the prefix, and the others."""
-
-    def bound(alias: ast.alias) -> str:
-        return alias.asname or alias.name.partition(".")[0]
-
-    gone = [alias for alias in statement.names if bound(alias) in names]
-    kept = [alias for alias in statement.names if alias not in gone]
-    if not gone:  # a star, which may bring other names too
-        gone = [ast.alias(name) for name in sorted(names)]
-    lines = [with_aliases(statement, kept)] if kept else []
-    return (*lines, with_aliases(statement, gone, _PREFIX))
+    every = bound_names(statement)
+    kept = (Part(every - names),) if every - names else ()
+    if isinstance(statement, ast.ImportFrom) and "*" in every:  # which may bring other names too
+        aliases = [ast.alias(name) for name in sorted(names)]
+        return (*kept, ast.unparse(ast.ImportFrom(f"{_PREFIX}{statement.module}", aliases, 0)))
+    return (*kept, Part(frozenset(names), _PREFIX))
