@@ -126,3 +126,18 @@ def test_what_autograd_may_have_kept(body: str, unknown: bool) -> None:
     call, file = last_call(f"def f(x):\n{lines}")
     assert isinstance(call.args[0], ast.Name)
     assert is_unknown_to_autograd(call.args[0], file) == unknown
+
+
+@pytest.mark.parametrize(
+    ("line", "known"),
+    [
+        ("import torch as t", True),
+        ("from mindspore import ops as t", True),
+        ("from mine import ops as t", False),
+        ("from . import ops as t", False),
+    ],
+)
+def test_a_framework_is_what_is_imported(line: str, known: bool) -> None:
+    """A module of the program may be called ops, and its cat may return what it gets."""
+    found = reason(f"{line}\ndef f(x):\n    y = t.cat([x])\n    dist.all_reduce(y)\n")
+    assert (found is None) == known

@@ -34,7 +34,7 @@ _CONSTANTS = {
 }  # fmt: skip
 #: Functions of a framework that return new tensors, whatever they are given.
 MAKERS = _CONSTANTS | {"bmm", "cat", "concat", "concatenate", "matmul", "mm", "stack"}
-_FRAMEWORKS = {"torch", "numpy", "np", "mindspore", "ms", "mint", "ops", "th"}
+_FRAMEWORKS = {"torch", "numpy", "mindspore"}
 #: Methods that return a new tensor, whatever has them: other classes have no such methods.
 _COPIES = {"clone", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"}
 #: Methods that return the tensor itself, or a copy on another device or of another dtype.
@@ -214,11 +214,14 @@ def _is_filled(use: ast.Name, scopes: Scopes) -> bool:
 
 
 def is_framework(node: ast.expr, scopes: Scopes) -> bool:
-    """Tell whether a name is an imported framework."""
-    if not isinstance(node, ast.Name) or node.id not in _FRAMEWORKS:
+    """Tell whether a name is an imported framework, or a module of it."""
+    if not isinstance(node, ast.Name):
         return False
     home = scopes.scope_of[node].find(node.id)
-    return home is not None and all(item.kind == "import" for item in home.bindings[node.id])
+    return home is not None and all(
+        binding.kind == "import" and (binding.path or "").partition(".")[0] in _FRAMEWORKS
+        for binding in home.bindings[node.id]
+    )
 
 
 def _only_reads(use: ast.Name, file: SourceFile) -> bool:

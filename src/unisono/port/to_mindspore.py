@@ -5,7 +5,16 @@ from __future__ import annotations
 import ast
 import dataclasses
 
-from unisono.port.flow import is_pure, may_be_none, why_not_rebind
+from unisono.port.flow import is_pure, why_not_rebind
+from unisono.port.groups import (
+    all_ranks,
+    check_root,
+    check_root_in_group,
+    check_tag,
+    end_group,
+    start,
+    why_same,
+)
 from unisono.port.plan import Action, Plan
 from unisono.port.results.gathered import joined_later
 from unisono.port.results.handle_lists import collected
@@ -23,122 +32,35 @@ from unisono.port.rules import Row, difference_text
 from unisono.port.scopes import Scopes, is_alone
 from unisono.port.site import Refused, Site
 
-__all__ = ["check_place", "check_root_in_group", "plan_to_mindspore"]
+__all__ = ["check_place", "plan_to_mindspore"]
 
 _COMM = "«mindspore.communication»"
-#: What torch needs to start and MindSpore gets from its launcher.
-_FROM_LAUNCHER = {"rank", "world_size", "init_method"}
 
 
 def plan_to_mindspore(site: Site) -> tuple[str, str, Plan]:
     """Return the verdict, its reason, and the change for one call; or raise Refused."""
     rule = site.rule
     if rule.source.name == "init_process_group":
-        return _start(site)
+        return start(site)
     if rule.source.name in ("recv", "recv_object_list") and use_of(site).kind != "statement":
         raise Refused("it uses the rank of the sender, which MindSpore does not tell")
     if rule.source.name == "get_backend":
         raise Refused("the names of backends differ, and so would tests of them", "groups.backends")
     if rule.source.name == "P2POp" and rule.pair is not None:
         raise Refused(difference_text("send_recv.batch"), "send_recv.batch")
-    _check_root(site)
+    check_root(site)
     check_root_in_group(site)
-    _check_tag(site)
+    check_tag(site)
     check_questions(site)
     if rule.same_shape:
         if rule.pair is None and rule.source.name == "all_gather_into_tensor":
             site.differences.append("all_gather.stacked")
             site.notes.append("mint fills only the joined form of the output")
         if rule.target.name == "destroy_group":
-            return _end_group(site)
-        plan = Plan(rule.target.path, site.arguments(**_all_ranks(site)))
-        return Action.REWRITE, _why_same(site), plan
+            return end_group(site)
+        plan = Plan(rule.target.path, site.arguments(**all_ranks(site)))
+        return Action.REWRITE, why_same(site), plan
     return _Functional(site).plan()
-
-
-def _why_same(site: Site) -> str:
-    return "; ".join(["the same call with other names", *site.notes])
-
-
-def _check_root(site: Site) -> None:
-    for row in site.rule.rows:
-        if row.role in ("root", "peer") and row.source and row.source not in site.given:
-            if site.value("group_root") is None and row.difference != "send_recv.any-source":
-                raise Refused(f"it does not say {row.source}", row.difference)
-            difference = row.difference if site.value("group_root") is None else "groups.group-root"
-            raise Refused(difference_text(difference), difference)
-
-
-def check_root_in_group(site: Site) -> None:
-    """Refuse reduce in a group: MindSpore gets the rank wrong there."""
-    group = site.value("group")
-    if site.rule.source.name == "reduce" and group is not None and not site.is_world(group):
-        raise Refused(
-            "in a group, MindSpore takes dst for a rank of the group, or mixes it up with one; "
-            "all_reduce has no such trouble",
-            "reduce.dst-in-group",
-        )
-
-
-def _check_tag(site: Site) -> None:
-    """Refuse tags: without them, messages that overtake each other are silently exchanged."""
-    tag = site.value("tag")
-    without = isinstance(tag, ast.Constant) and tag.value == 0
-    if tag is not None and not without and site.rule.primitive is None:
-        raise Refused(
-            "MindSpore ignores the tag, and pairs messages by their order; leave the tag out if "
-            "the order is the same on both sides",
-            "send_recv.tag",
-        )
-
-
-def _all_ranks(site: Site) -> dict[str, str]:
-    """Say which ranks a new group of all has: without them, MindSpore answers with the world."""
-    if site.rule.source.name != "new_group":
-        return {}
-    ranks = site.given.get("ranks", (None, ast.Constant(None)))[1]
-    if not (isinstance(ranks, ast.Constant) and ranks.value is None):
-        return {}
-    site.notes.append("a group of its own, and not the world")
-    size = f"{_COMM}.get_group_size()"
-    if site.target.family == "mint":
-        size = "«mindspore.mint.distributed».get_world_size()"
-    return {"ranks": f"list(range({size}))"}
-
-
-def _end_group(site: Site) -> tuple[str, str, Plan]:
-    """destroy_process_group: without a group it ends all, and in MindSpore that is release."""
-    path, group = site.rule.target.path, site.value("group")
-    assert group is not None
-    if not may_be_none(group, site.file.scopes):
-        return Action.REWRITE, _why_same(site), Plan(path, site.arguments())
-    if not is_pure(group):
-        raise Refused("the group may be None, which ends all; give it a name first")
-    text = site.text(group)
-    ended = f"{{call}} if {text} is not None else {_COMM}.release()"
-    if not isinstance(site.file.scopes.parents[site.call], ast.Expr):
-        ended = f"({ended})"
-    site.notes.append("release ends all, where there is no group")
-    plan = Plan(path, site.arguments(group=text), values=((site.call, ended),))
-    return Action.REWRITE, _why_same(site), plan
-
-
-def _start(site: Site) -> tuple[str, str, Plan]:
-    """init_process_group: MindSpore's launcher gives what torch takes as arguments."""
-    for name in sorted(_FROM_LAUNCHER & set(site.given)):
-        value = site.given[name][1]
-        text = ast.unparse(value)
-        by_launcher = "environ" in text or "getenv" in text or text in ("-1", "None", "'env://'")
-        if not by_launcher:
-            raise Refused(
-                f"it passes {name}; MindSpore reads that from its launcher (msrun)", "groups.start"
-            )
-    left_out = [name for name in site.given if name != "backend"]
-    notes = ["MindSpore chooses the backend by the device"]
-    if left_out:
-        notes.append(f"left out, because the launcher decides: {', '.join(left_out)}")
-    site.differences += ["groups.backends", "groups.start"]
-    return Action.REWRITE, "; ".join(notes), Plan(site.rule.target.path, ())
 
 
 class _Functional:

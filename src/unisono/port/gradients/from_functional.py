@@ -9,9 +9,9 @@ from __future__ import annotations
 import ast
 
 from unisono.port.flow import is_new, is_pure, why_not_rebind
+from unisono.port.groups import check_root_in_group
 from unisono.port.plan import VALUE, Action, Plan
 from unisono.port.site import Refused, Site
-from unisono.port.to_mindspore import check_root_in_group
 
 __all__ = ["plan_from_functional"]
 
