@@ -242,3 +242,20 @@ def test_an_import_that_is_divided_keeps_its_comment_once() -> None:
     assert port_source(source, "unisono").startswith(
         "import os, sys  # all\nimport unisono.torch.distributed as dist\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (
+            "# above\ndist.all_gather(parts,  # to\n                x)  # from\n",
+            "# above\n# from\n# to\nfor part, piece in zip(",
+        ),
+        (
+            "dist.barrier(\n    device_ids=[0],  # the card\n)  # all\n",
+            "# the card\ncomm_func.barrier()  # all\n",
+        ),
+    ],
+)
+def test_comments_of_arguments_that_go_stay(source: str, expected: str) -> None:
+    assert expected in port_source(HEAD + source, "mindspore")

@@ -12,8 +12,8 @@ from libcst.matchers import Comment, findall
 from libcst.metadata import MetadataWrapper, PositionProvider
 
 from unisono.errors import Unsupported
-from unisono.port.import_parts import part_of
 from unisono.port.imports import ImportChanges, Part
+from unisono.port.kept_parts import comments_in, last_argument, part_of
 from unisono.port.plan import ARGUMENT, Action, Decision, Plan
 from unisono.port.program import SourceFile
 
@@ -194,6 +194,8 @@ class _Rewriter(cst.CSTTransformer):
             func=cst.parse_expression(function),
             args=self._arguments(updated_node, plan),
         )
+        if not new.args and updated_node.args:
+            new = new.with_changes(whitespace_before_args=cst.SimpleWhitespace(""))
         self.codes[place] = self.module.code_for_node(new)
         return new
 
@@ -215,6 +217,8 @@ class _Rewriter(cst.CSTTransformer):
             elif keyword is None:
                 equal = cst.MaybeSentinel.DEFAULT
             found.append(new.with_changes(keyword=keyword, equal=equal))
+        if plan.arguments and plan.arguments[-1].old != len(call.args) - 1:
+            found[-1] = last_argument(found[-1], call)
         # An argument that stood last has no comma, and one that stands last now may have a space.
         return [
             argument.with_changes(comma=cst.MaybeSentinel.DEFAULT)
@@ -283,6 +287,10 @@ class _Rewriter(cst.CSTTransformer):
         elif lines is not None and updated_node.trailing_whitespace.comment is not None:
             comment = cst.EmptyLine(comment=updated_node.trailing_whitespace.comment)
             new[0] = new[0].with_changes(leading_lines=[*leading, comment])
+        if place[0] in self.changes.touched:
+            lost = comments_in([original_node], MARK) - comments_in(new, MARK)
+            above = [cst.EmptyLine(comment=cst.Comment(text)) for text in lost.elements()]
+            new[0] = new[0].with_changes(leading_lines=[*new[0].leading_lines, *above])
         return cst.FlattenSentinel(new)
 
     def _before(self, place: _Range) -> list[Any]:

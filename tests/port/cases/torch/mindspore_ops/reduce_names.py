@@ -9,7 +9,7 @@ def main():
     total = torch.ones(3) * (comm.get_rank() + 1)  # each rank has its own
     total = ops.AllReduce()(
         total,  # the sum of all
-        )
+    )
     largest = torch.tensor([float(comm.get_rank())])
     largest = ops.AllReduce("max")(largest)
     mean = torch.full((2,), float(comm.get_rank()))

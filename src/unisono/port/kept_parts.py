@@ -1,15 +1,17 @@
-"""Import statements with some of their names, as LibCST has them: lines and comments stay."""
+"""What stays of imports and of calls, as LibCST has them, with its lines and comments."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import libcst as cst
+from libcst.matchers import Comment, findall
 
 from unisono.port.imports import Part
 
-__all__ = ["part_of"]
+__all__ = ["comments_in", "last_argument", "part_of"]
 
 
 def part_of(statement: cst.Import | cst.ImportFrom, part: Part) -> cst.Import | cst.ImportFrom:
@@ -76,3 +78,21 @@ def _divided(own: Any, following: Any, last: bool = False) -> Any:
 def _bound(alias: cst.ImportAlias, statement: cst.Import | cst.ImportFrom) -> str:
     name = alias.evaluated_alias or alias.evaluated_name
     return name.partition(".")[0] if isinstance(statement, cst.Import) else name
+
+
+def last_argument(argument: cst.Arg, call: cst.Call) -> cst.Arg:
+    """Return an argument that comes last now, with the bracket on the line where it was."""
+    own, last = argument.comma, call.args[-1] if call.args else argument
+    if isinstance(own, cst.MaybeSentinel):
+        return argument
+    if isinstance(last.comma, cst.Comma):
+        space = _divided(own.whitespace_after, last.comma.whitespace_after, last=True)
+        return argument.with_changes(comma=own.with_changes(whitespace_after=space))
+    space = _divided(own.whitespace_after, last.whitespace_after_arg, last=True)
+    return argument.with_changes(comma=cst.MaybeSentinel.DEFAULT, whitespace_after_arg=space)
+
+
+def comments_in(nodes: Sequence[cst.CSTNode], mark: str) -> Counter[str]:
+    """Count the comments in nodes and above them, but for those that begin with a mark."""
+    found = (cast(cst.Comment, one).value for node in nodes for one in findall(node, Comment()))
+    return Counter(text for text in found if not text.startswith(mark))
