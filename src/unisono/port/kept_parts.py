@@ -9,7 +9,7 @@ from typing import Any, cast
 import libcst as cst
 from libcst.matchers import Comment, findall
 
-from unisono.port.imports import Part
+from unisono.port.imports.changes import Part
 
 __all__ = ["comments_in", "last_argument", "part_of"]
 

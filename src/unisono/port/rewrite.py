@@ -12,7 +12,7 @@ from libcst.matchers import Comment, findall
 from libcst.metadata import MetadataWrapper, PositionProvider
 
 from unisono.errors import Unsupported
-from unisono.port.imports import ImportChanges, Part
+from unisono.port.imports.changes import ImportChanges, Part
 from unisono.port.kept_parts import comments_in, last_argument, part_of
 from unisono.port.plan import ARGUMENT, Action, Decision, Plan
 from unisono.port.program import SourceFile

@@ -7,7 +7,7 @@ import importlib.util
 from collections import defaultdict
 
 from unisono import mapping
-from unisono.port.imports import ImportChanges, Part, bound_names, import_changes
+from unisono.port.imports.changes import ImportChanges, Part, bound_names, import_changes
 from unisono.port.plan import Action, Decision, Plan
 from unisono.port.program import Reference, SourceFile, SourceTree, is_module
 from unisono.port.scopes import Binding
