@@ -30,6 +30,7 @@ def why_same(site: Site) -> str:
 
 
 def check_root(site: Site) -> None:
+    """Refuse calls that do not name their root, or name it inside the group."""
     for row in site.rule.rows:
         if row.role in ("root", "peer") and row.source and row.source not in site.given:
             if site.value("group_root") is None and row.difference != "send_recv.any-source":
