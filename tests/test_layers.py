@@ -73,6 +73,7 @@ PLUGS = {
     "unisono.torch.distributed.nn.autograd": "torch",
     "unisono.mindspore.integration": "mindspore",
     "unisono.jax": "jax",
+    "unisono.port.kept_parts": "libcst",
     "unisono.port.rewrite": "libcst",
 }
 

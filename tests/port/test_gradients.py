@@ -264,3 +264,15 @@ def test_operators_of_functions_tell_of_gradients() -> None:
     assert "groups.gradients" not in plain.differences
     largest = decision("self.call(x)", "torch", primitive="AllReduce('max')")
     assert "torch's own gradient of max is wrong" in largest.reason
+
+
+def test_what_autograd_has_kept_is_not_overwritten() -> None:
+    source = (
+        "import torch\nfrom mindspore.communication import comm_func\n\ndef main():\n"
+        "    w = torch.ones(2, requires_grad=True)\n    x = w * 2\n    y = x * x\n"
+        "    x, _ = comm_func.all_reduce(x)\n    y.sum().backward()\n    return w.grad.tolist()\n"
+    )
+    for program in (source, port_source(source, "torch")):
+        module = types.ModuleType("program")
+        exec(port_source(program, "unisono"), module.__dict__)
+        assert unisono.spawn(module.main, 2) == [[8.0, 8.0]] * 2

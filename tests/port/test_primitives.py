@@ -217,7 +217,7 @@ def test_a_class_that_skips_init() -> None:
 
 def test_send_returns_its_tensor() -> None:
     source = "from mindspore import ops\nfrom mindspore.communication import comm_func\n"
-    source += "y = ops.{}(x)\ny, _ = comm_func.all_reduce(y)\n"
+    source += "import torch\ny = torch.ones(2)\ny = ops.{}(y)\ny, _ = comm_func.all_reduce(y)\n"
     assert "\ny = y.clone()" in port_source(source.format("Send(0, 1)"), "torch")
     assert "y.clone()" not in port_source(source.format("AllReduce()"), "torch")
 
@@ -243,3 +243,33 @@ def test_an_import_inside_a_function() -> None:
 def test_what_has_no_primitive(call: str, reason: str) -> None:
     (found,) = decisions(f"import torch.distributed as d\nd.{call}\n", "mindspore:ops")
     assert found.verdict == Action.LEAVE and reason in found.reason
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "__slots__ = ('group',)",
+        "def __setattr__(self, name, value): raise AttributeError(name)",
+        "def __setstate__(self, state): self.group = state",
+        "@classmethod\n    def make(cls): return cls.__new__(cls)",
+    ],
+)
+def test_a_class_with_a_say_in_its_attributes_gets_none(line: str) -> None:
+    source = LAYER.replace("    def forward", f"    {line}\n\n    def forward")
+    base = source.replace("Layer:", "Base:").replace("    def forward", "    def other")
+    derived = f"from base import Base\n{LAYER.replace('Layer:', 'Layer(Base):')}"
+    assert "ops.AllReduce()(x)" in port_source(source, "mindspore:ops")
+    assert "ops.AllReduce()(x)" in ported(program(base=base, main=derived), "mindspore:ops")[1]
+
+
+def test_a_name_that_another_file_sets() -> None:
+    """It may have another value when a method is called than when `__init__` was."""
+    layer = "GROUP = 1\n" + LAYER.replace("(x)", "(x, group=GROUP)")
+    primitive = "GROUP = 'g'\n" + CELL.replace("=group)", "=GROUP)")
+    other = "import {}\ndef begin(): {}.GROUP = 2\n"
+    (there,) = ported(program(layer=layer), "mindspore:ops")
+    assert "self.all_reduce = ops.AllReduce(group=GROUP)" in there
+    there, _ = ported(program(layer=layer, b=other.format("layer", "layer")), "mindspore:ops")
+    assert "ops.AllReduce(group=GROUP)(x)" in there
+    there, _ = ported(program(cell=primitive, b=other.format("cell", "cell")), "torch")
+    assert "self.total_group = GROUP" in there

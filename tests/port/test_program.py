@@ -36,6 +36,7 @@ def uses(source: str, *roots: str) -> list[tuple[int, str]]:
         "import torch.distributed as dist\nclass A:\n def f(s, x): (lambda: dist.all_reduce(x))()",
         "try:\n import torch.distributed as dist\nexcept ImportError:\n dist = None\n"
         "if dist: dist.all_reduce(x)",
+        "def f():\n global dist\n import torch.distributed as dist\ndef g(x): dist.all_reduce(x)",
     ],
 )
 def test_ways_to_import(source: str) -> None:
@@ -67,6 +68,7 @@ def test_mindspore() -> None:
         "ops.AllReduce()\n"
         "ops.matmul(a, b)\n"
         "mint.distributed.barrier()\n"
+        "mint.distributed.distributed.barrier()\n"
         "ms.communication.get_rank()\n"
         "ms.ops.communication.all_reduce(x)\n"
     )
@@ -74,8 +76,9 @@ def test_mindspore() -> None:
         (4, "mindspore.communication.init"),
         (5, "mindspore.ops.AllReduce"),
         (7, "mindspore.mint.distributed.barrier"),
-        (8, "mindspore.communication.get_rank"),
-        (9, "mindspore.ops.communication.all_reduce"),
+        (8, "mindspore.mint.distributed.barrier"),
+        (9, "mindspore.communication.get_rank"),
+        (10, "mindspore.ops.communication.all_reduce"),
     ]
 
 
@@ -110,6 +113,20 @@ def test_a_variable_that_is_a_function() -> None:
     file = tree.add(Path("p.py"), "import torch.distributed as d\nf = d.all_reduce\nf(x)\n")
     tree.resolve()
     assert [(one.node.lineno, one.through) for one in file.references] == [(2, None), (3, "f")]
+
+
+@pytest.mark.parametrize(
+    "line", ["e = d\ne.barrier()", "s.d = d", "f(d)", "getattr(d, 'barrier')()", "def f(d=d): ..."]
+)
+def test_a_module_that_is_a_value(line: str) -> None:
+    found = uses("import torch.distributed as d\n" + line)
+    assert found[0] == (2, "torch.distributed")
+    assert len(found) == 1 + line.count("e.barrier")
+
+
+@pytest.mark.parametrize("line", ["d is None", "if d and x: ...", "hasattr(d, 'gather')", "not d"])
+def test_a_question_whether_there_is_a_module(line: str) -> None:
+    assert uses("import torch.distributed as d\n" + line) == []
 
 
 def test_names_pass_from_file_to_file(tmp_path: Path) -> None:

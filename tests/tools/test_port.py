@@ -124,3 +124,34 @@ def test_the_example_of_the_page(
     Path("train.py").write_text(source)
     assert main(["port", "--to", "mindspore", "train.py"]) == 0
     assert "".join(capsys.readouterr()) == f"{expected}\n"
+
+
+def test_what_is_nested_too_deeply_is_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(BEFORE)
+    (tmp_path / "chain.py").write_text(BEFORE + "y = a" + ".b(1)" * 400 + "\n")
+    (tmp_path / "sum.py").write_text(BEFORE + "dist.all_reduce(" + " + ".join("a" * 600) + ")\n")
+    assert main(["port", "--to", "mindspore", "--write", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.count("skipped: an expression is nested too deeply") == 2
+    assert (tmp_path / "train.py").read_text() == AFTER
+    assert main(["check", str(tmp_path)]) == 1
+    assert "sum.py:1: cannot be read: an expression is nested" in capsys.readouterr().out
+
+
+def test_folders_and_paths_that_are_no_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "folder.py").mkdir()
+    assert main(["check", str(tmp_path)]) == 0
+    with pytest.raises(SystemExit, match="2"):
+        main(["check", ""])
+    assert "argument PATH: it is empty" in capsys.readouterr().err
+
+
+def test_nothing_is_written_without_the_report(tmp_path: Path) -> None:
+    path, report = tmp_path / "train.py", str(tmp_path / "no/report.html")
+    path.write_text(BEFORE)
+    assert main(["port", "--to", "mindspore", "--write", "--report", report, str(path)]) == 2
+    assert path.read_text() == BEFORE

@@ -14,8 +14,9 @@ from unisono.port.gradients.to_functional import plan_to_functional
 from unisono.port.plan import Action, Decision, Plan
 from unisono.port.primitives.constructors import Constructors
 from unisono.port.primitives.to_ops import Buildings
-from unisono.port.program import Reference, SourceFile, SourceTree, known_paths
+from unisono.port.program import Reference, SourceFile, SourceTree, is_module, known_paths
 from unisono.port.rules import Rule, Target, difference_text, rule_for
+from unisono.port.scopes import Binding
 from unisono.port.site import Refused, Site, given_arguments
 from unisono.port.to_mindspore import plan_to_mindspore
 from unisono.port.to_torch import plan_to_torch
@@ -112,6 +113,7 @@ class _Round:
             raise Refused("it stands inside a formatted text; give its value a name first")
         if reference.through is not None:
             raise Refused(f"it is called through the variable {reference.through!r}")
+        self._check_import(reference.binding)
         primitive = self.file.primitives.get(reference)
         if primitive is not None:  # without calls, or they would have been decided on
             raise Refused(primitive.obstacle or "nothing in this file calls the primitive")
@@ -121,6 +123,17 @@ class _Round:
                 difference = known.differences[-1] if known.differences else None
                 raise Refused(known.reason, difference)
             raise Refused("the primitive stays, because another call of it stays")
+
+    def _check_import(self, binding: Binding) -> None:
+        """Refuse names of which it is not plain what they mean, and where they can be imported."""
+        imports = self.file.imports_of(binding)
+        if len({self.program.follow(each.path or "")[0] for each in imports}) > 1:
+            raise Refused(
+                f"{binding.name!r} is imported from several modules, and the program decides from "
+                "which when it runs"
+            )
+        if binding.name in self.file.scopes.scope_of[binding.node].elsewhere:
+            raise Refused(f"a function imports {binding.name!r} for the whole module")
 
     def _plan(self, site: Site) -> tuple[str, str, Plan]:
         if site.reference.building is not None:
@@ -236,6 +249,8 @@ def _value(reference: Reference, target: Target, file: SourceFile) -> Decision:
         reason, name = "groups are names in MindSpore", "groups.object-or-name"
         plan = Plan("", values=((reference.node, "str"),))
         return Decision(reference, Action.REWRITE, reason, "str", (name,), plan)
+    if is_module(reference.path):
+        raise Refused("the module is used as a value, so what is called through it is not known")
     rule = rule_for(reference.path, target, frozenset())
     if isinstance(rule, str):
         named = {name.path: name for entry in mapping.load().values() for name in entry.names}

@@ -3,8 +3,8 @@
 The analysis is local and stated here in full. A name may be bound anew if
 1. it belongs to the function (or to the module's own code) that makes the call, and no function
    inside uses it;
-2. every value that the function gives it is new: made by a function or an operator that always
-   returns a new tensor;
+2. every value that the function gives it is new, and goes into this name alone: made by a function
+   or an operator that always returns a new tensor;
 3. nothing that runs before the call can have kept the tensor under another name: each use before
    the call, or in a loop around both, only reads it.
 Everything else keeps its identity: the result is copied back into it.
@@ -17,17 +17,28 @@ import ast
 from unisono.port.program import SourceFile
 from unisono.port.scopes import Binding, Scopes, loops_around
 
-__all__ = ["MAKERS", "is_framework", "is_new", "is_pure", "may_be_none", "why_not_rebind"]
+__all__ = [
+    "MAKERS",
+    "is_framework",
+    "is_new",
+    "is_pure",
+    "is_unknown_to_autograd",
+    "may_be_none",
+    "why_not_rebind",
+]
 
-#: Functions of a framework that return new tensors, whatever they are given.
-MAKERS = {
-    "arange", "bmm", "cat", "concat", "concatenate", "empty", "empty_like", "eye", "full",
-    "full_like", "linspace", "matmul", "mm", "ones", "ones_like", "rand", "rand_like", "randint",
-    "randn", "randn_like", "stack", "tensor", "zeros", "zeros_like",
+#: Functions of a framework that return new tensors without a gradient.
+_CONSTANTS = {
+    "arange", "empty", "empty_like", "eye", "full", "full_like", "linspace", "ones", "ones_like",
+    "rand", "rand_like", "randint", "randn", "randn_like", "tensor", "zeros", "zeros_like",
 }  # fmt: skip
-_FRAMEWORKS = {"torch", "numpy", "np", "mindspore", "ms", "mint", "ops", "th"}
+#: Functions of a framework that return new tensors, whatever they are given.
+MAKERS = _CONSTANTS | {"bmm", "cat", "concat", "concatenate", "matmul", "mm", "stack"}
+_FRAMEWORKS = {"torch", "numpy", "mindspore"}
 #: Methods that return a new tensor, whatever has them: other classes have no such methods.
 _COPIES = {"clone", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"}
+#: Methods that return the tensor itself, or a copy on another device or of another dtype.
+_MOVES = {"cuda", "float", "to"}
 #: Methods of a tensor that return something new, never the tensor or a view of it.
 _NEW = {
     "abs", "add", "all", "any", "argmax", "argmin", "clone", "copy", "cumsum", "dim", "div",
@@ -38,8 +49,8 @@ _NEW = {
 }  # fmt: skip
 #: Attributes that say something about a tensor and do not hold it.
 _FACTS = {"device", "dtype", "is_cuda", "itemsize", "nbytes", "ndim", "requires_grad", "shape"}
-#: What ties a gradient to a tensor, so that another cannot take its place.
-_GRADIENT = {"register_hook", "requires_grad_", "retain_grad"}
+#: What ties a gradient or memory to a tensor, so that another cannot take its place.
+_TIES = {"register_hook", "requires_grad_", "retain_grad", "set_", "share_memory_"}
 #: Builtin functions that do not keep what they are given.
 _READERS = {"bool", "float", "int", "isinstance", "len", "print", "repr", "str", "type"}
 
@@ -89,6 +100,8 @@ def why_not_rebind(node: ast.expr, call: ast.Call, file: SourceFile) -> str | No
         return f"{name!r} is an attribute of a class"
     if name in scope.captured:
         return f"{name!r} is also used by a function inside"
+    if scope.uses.get("locals"):
+        return "locals() may keep it"
     for binding in scope.bindings[name]:
         if reason := _why_not_new(binding, file):
             return reason
@@ -110,6 +123,10 @@ def _why_not_new(binding: Binding, file: SourceFile) -> str | None:
         return f"{name!r} is the variable of a loop"
     if binding.kind == "augmented":
         return None  # changes the contents, not the identity
+    if isinstance(binding.node, ast.NamedExpr) or (
+        isinstance(binding.node, ast.Assign) and len(binding.node.targets) > 1
+    ):
+        return f"the statement that gives {name!r} its value gives it to something else too"
     if isinstance(binding.node, ast.Assign) and _is_returned(binding.node.value, file):
         return None
     if binding.kind != "assignment" or binding.value is None:
@@ -142,15 +159,69 @@ def is_new(node: ast.expr, scopes: Scopes) -> bool:
         return False  # its gradient belongs to this tensor, and to no other
     if is_framework(owner, scopes):
         return method in MAKERS
-    return method in _COPIES or (is_new(owner, scopes) and method in {"cuda", "float", "to"})
+    return method in _COPIES or (is_new(owner, scopes) and method in _MOVES)
+
+
+def is_unknown_to_autograd(node: ast.Name, file: SourceFile) -> bool:
+    """Tell whether autograd cannot have kept a tensor that nobody else has.
+
+    torch's collectives change a tensor without telling autograd. What it has kept of the tensor for
+    a backward would then be the result, and the gradient silently wrong. That cannot be if all
+    values are constants, and nothing but constants and collectives of the tensor change them.
+    """
+    scopes = file.scopes
+    home = scopes.scope_of[node].find(node.id)
+    return (
+        home is not None
+        and all(
+            isinstance(binding.node, ast.Assign | ast.AnnAssign | ast.AugAssign)
+            and binding.node.value is not None
+            and _is_without_gradient(binding.node.value, node.id, file)
+            for binding in home.bindings[node.id]
+        )
+        and not any(_is_filled(use, scopes) for use in home.uses[node.id])
+    )
+
+
+def _is_without_gradient(value: ast.expr, name: str, file: SourceFile) -> bool:
+    if _is_returned(value, file):
+        call = value.value if isinstance(value, ast.Subscript) else value
+        return isinstance(call, ast.Call) and any(_is_name(one, name) for one in call.args[:1])
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        owner, method = value.func.value, value.func.attr
+        if is_framework(owner, file.scopes):
+            return method in _CONSTANTS
+        return method in _MOVES and _is_without_gradient(owner, name, file)
+    return isinstance(value, ast.Constant)
+
+
+def _is_name(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _is_filled(use: ast.Name, scopes: Scopes) -> bool:
+    """Tell whether a use puts values into a tensor: `t[0] = x`, `t.add_(x)`."""
+    parent = scopes.parents[use]
+    if isinstance(parent, ast.Subscript):
+        return isinstance(parent.ctx, ast.Store)
+    outer = scopes.parents[parent]
+    return (
+        isinstance(parent, ast.Attribute)
+        and isinstance(outer, ast.Call)
+        and outer.func is parent
+        and isinstance(scopes.parents[outer], ast.Expr)
+    )
 
 
 def is_framework(node: ast.expr, scopes: Scopes) -> bool:
-    """Tell whether a name is an imported framework."""
-    if not isinstance(node, ast.Name) or node.id not in _FRAMEWORKS:
+    """Tell whether a name is an imported framework, or a module of it."""
+    if not isinstance(node, ast.Name):
         return False
     home = scopes.scope_of[node].find(node.id)
-    return home is not None and all(item.kind == "import" for item in home.bindings[node.id])
+    return home is not None and all(
+        binding.kind == "import" and (binding.path or "").partition(".")[0] in _FRAMEWORKS
+        for binding in home.bindings[node.id]
+    )
 
 
 def _only_reads(use: ast.Name, file: SourceFile) -> bool:
@@ -159,15 +230,20 @@ def _only_reads(use: ast.Name, file: SourceFile) -> bool:
     parent = scopes.parents[use]
     outer = scopes.parents.get(parent)
     if isinstance(parent, ast.keyword):
+        if parent.arg == "out":  # what is filled is returned too
+            return False
         parent, outer = scopes.parents[parent], None
-    if isinstance(parent, ast.BinOp | ast.UnaryOp | ast.Compare | ast.FormattedValue | ast.Delete):
+    if isinstance(parent, ast.BinOp | ast.Compare | ast.FormattedValue | ast.Delete):
         return True
+    if isinstance(parent, ast.UnaryOp):
+        return not isinstance(parent.op, ast.UAdd)  # torch's `+t` is `t`
     if isinstance(parent, ast.AugAssign):
-        return True
+        return not isinstance(parent.op, ast.Add)  # a list takes the rows of a tensor
     if isinstance(parent, ast.Subscript):
-        return parent.value is not use or isinstance(parent.ctx, ast.Store)
+        stored = isinstance(parent.ctx, ast.Store)
+        return stored if parent.value is use else not stored  # a dictionary keeps its keys
     if isinstance(parent, ast.Attribute):
-        if parent.attr in _GRADIENT or not isinstance(parent.ctx, ast.Load):
+        if parent.attr in _TIES or not isinstance(parent.ctx, ast.Load):
             return False
         if parent.attr in _FACTS:
             return True
@@ -177,7 +253,7 @@ def _only_reads(use: ast.Name, file: SourceFile) -> bool:
         return parent.attr in _NEW or isinstance(scopes.parents[outer], ast.Expr)
     if isinstance(parent, ast.Call):
         if parent in file.calls:
-            return True
+            return parent in file.reading_calls
         function = parent.func
         if isinstance(function, ast.Name):
             return function.id in _READERS and scopes.scope_of[function].find(function.id) is None

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from unisono.errors import Unsupported
 from unisono.port.decision import decide
-from unisono.port.imports import import_changes
+from unisono.port.imports.changes import import_changes
+from unisono.port.imports.prefix import prefix_changes
 from unisono.port.plan import Action, Decision
-from unisono.port.prefix import prefix_changes
 from unisono.port.program import SourceFile, SourceTree
 from unisono.port.rules import Target
 

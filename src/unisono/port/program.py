@@ -12,14 +12,17 @@ from pathlib import Path
 
 from unisono import mapping
 from unisono.errors import ArgumentError
-from unisono.port.primitives.built import Primitive, primitives_in
+from unisono.port.primitives.built import primitives_in
 from unisono.port.scopes import Binding, Reference, Scopes, only_imports
+from unisono.port.source_file import SourceFile
 
 __all__ = [
+    "TOO_DEEP",
     "SourceTree",
     "Reference",
     "SourceFile",
     "Unreadable",
+    "is_module",
     "known_paths",
     "module_name",
     "python_files",
@@ -29,6 +32,7 @@ __all__ = [
 #: Other places from which upstream's own names can be imported.
 _OTHER_PLACES = {
     "mindspore.communication.management": "mindspore.communication",
+    "mindspore.mint.distributed.distributed": "mindspore.mint.distributed",
     "mindspore.ops.operations.comm_ops": "mindspore.ops",
     "mindspore.ops.operations": "mindspore.ops",
     "torch.distributed.distributed_c10d": "torch.distributed",
@@ -43,6 +47,8 @@ _MODULES = (
     "mindspore.ops.communication",
 )
 _PREFIX = "unisono."
+#: No file has imported a name.
+_NO: tuple[str, str | None] = ("", None)
 _IGNORED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "venv"}
 
 
@@ -53,6 +59,10 @@ class Unreadable:
     path: Path
     line: int
     reason: str
+
+
+#: Why a file is skipped whose code Python can follow, but not a program in Python.
+TOO_DEEP = "an expression is nested too deeply"
 
 
 @functools.cache
@@ -97,117 +107,9 @@ def _split(path: str) -> tuple[str, str] | None:
     return None
 
 
-class SourceFile:
-    """One parsed file: its scopes, and its uses of the two dialects."""
-
-    def __init__(self, path: Path, name: str, source: str) -> None:
-        self.path, self.name, self.source = path, name, source
-        self.has_mark = False  # of the byte order, as some editors write it
-        self.tree = ast.parse(source, str(path))
-        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        self.scopes = Scopes(self.tree, package)
-        self.references: list[Reference] = []
-        self.by_node: dict[ast.AST, Reference] = {}
-        #: Primitives by the use that builds them.
-        self.primitives: dict[Reference, Primitive] = {}
-        #: Names that take the place of expressions, whose values statements before compute.
-        self.hoisted: dict[ast.AST, str] = {}
-        #: Marks for what becomes of expressions that change where they stand.
-        self.changed: dict[ast.AST, str] = {}
-        self._given_out: set[str] = set()
-
-    def is_free(self, name: str) -> bool:
-        """Tell whether the file does not use a name yet."""
-        return name not in self._names and name not in self._given_out
-
-    def fresh_name(self, word: str) -> str:
-        """Return a name that the file does not use yet."""
-        name, count = word, 1
-        while not self.is_free(name):
-            count += 1
-            name = f"{word}_{count}"
-        self._given_out.add(name)
-        return name
-
-    def start_again(self) -> None:
-        """Forget the names that were given out: another round of decisions begins."""
-        self._given_out.clear()
-        self.hoisted.clear()
-        self.changed.clear()
-        for word in ("result_name", "loop_names"):
-            self.__dict__.pop(word, None)
-
-    @functools.cached_property
-    def _names(self) -> set[str]:
-        """Return every name that stands anywhere in the file."""
-        found = set()
-        for node in ast.walk(self.tree):
-            for field in ("id", "arg", "attr", "name", "asname"):
-                if isinstance(word := getattr(node, field, None), str):
-                    found.add(word.partition(".")[0])
-        return found
-
-    @functools.cached_property
-    def calls(self) -> set[ast.AST]:
-        """Return the calls of both dialects; they do not keep tensors that they are given."""
-        return {found.call for found in self.references if found.call is not None}
-
-    @functools.cached_property
-    def functional_calls(self) -> set[ast.AST]:
-        """Return the calls that return new tensors."""
-        known = mapping.calls()
-        functional = set()
-        for found in self.references:
-            call = known.get(found.path)
-            if call is not None and found.building is not None:
-                same = mapping.same_function(call)
-                call = same[0] if same else None
-            if call is not None and call.style == "functional":
-                functional.add(found.call)
-        return {call for call in functional if call is not None}
-
-    @functools.cached_property
-    def reads_underscore(self) -> bool:
-        """Tell whether `_` means something in the file, as it does for translated texts."""
-        return any(
-            isinstance(node, ast.Name) and node.id == "_" and isinstance(node.ctx, ast.Load)
-            for node in ast.walk(self.tree)
-        )
-
-    @functools.cached_property
-    def result_name(self) -> str:
-        """Return the name of a result that is used at once."""
-        return self.fresh_name("result")
-
-    @functools.cached_property
-    def kept_names(self) -> tuple[str, str]:
-        """Return the names of a tensor and of its result, where a list has them with a handle."""
-        return self.fresh_name("tensor"), self.result_name
-
-    @functools.cached_property
-    def handle_name(self) -> str:
-        """Return the name of a handle that goes into a list at once."""
-        return self.fresh_name("handle")
-
-    @functools.cached_property
-    def loop_names(self) -> tuple[str, str]:
-        """Return the two names of the loops that fill lists."""
-        return self.fresh_name("part"), self.fresh_name("piece")
-
-    @functools.cached_property
-    def imports(self) -> dict[str, str]:
-        """Return what other modules can import from this one: names that it has imported."""
-        return {
-            name: binding.path
-            for name, bindings in self.scopes.top.bindings.items()
-            for binding in bindings
-            if binding.path is not None
-        }
-
-    @functools.cached_property
-    def lines(self) -> list[str]:
-        """Return the lines of the source."""
-        return self.source.splitlines()
+def is_module(path: str) -> bool:
+    """Tell whether an upstream name is that of a module that belongs to a dialect."""
+    return path in (*_MODULES, "mindspore.communication.comm_func")
 
 
 class SourceTree:
@@ -229,7 +131,9 @@ class SourceTree:
             file.has_mark = data.startswith(codecs.BOM_UTF8)
         except SyntaxError as error:
             self.unreadable.append(Unreadable(path, error.lineno or 1, error.msg))
-        except (OSError, ValueError, RecursionError) as error:
+        except RecursionError:
+            self.unreadable.append(Unreadable(path, 1, TOO_DEEP))
+        except (OSError, ValueError) as error:
             self.unreadable.append(Unreadable(path, 1, str(error)))
 
     def add(self, path: Path, source: str) -> SourceFile:
@@ -286,26 +190,45 @@ class SourceTree:
 
     def follow(self, path: str) -> tuple[str, bool]:
         """Follow a path through the files of the program to the upstream name."""
+        return _canonical(self._behind_files(path), self.roots)
+
+    def is_third_party(self, path: str) -> bool:
+        """Tell whether a path leads to a third party that has torch's names."""
+        path = self._behind_files(path)
+        return any(path == root or path.startswith(f"{root}.") for root in self.roots)
+
+    @functools.cached_property
+    def lent(self) -> frozenset[tuple[str, str]]:
+        """Return the names, with their modules, through which other files reach a dialect."""
+        found: set[tuple[str, str]] = set()
+        for file in self.files:
+            for reference in file.references:
+                self._behind_files(reference.binding.path or "", found)
+        return frozenset(found)
+
+    def _behind_files(self, path: str, lent: set[tuple[str, str]] | None = None) -> str:
         for _ in range(10):
             module = path
             while module and module not in self.by_name:
                 module = module.rpartition(".")[0]
             name, _, rest = path[len(module) + 1 :].partition(".")
-            target = self._exported(self.by_name[module], name) if module and name else None
+            holder, target = self._exported(self.by_name[module], name) if module and name else _NO
             if target is None or target == path:
                 break
+            if lent is not None:
+                lent.add((holder, name))
             path = f"{target}.{rest}" if rest else target
-        return _canonical(path, self.roots)
+        return path
 
-    def _exported(self, file: SourceFile, name: str, depth: int = 5) -> str | None:
-        """Return what a name means that a file has imported, also by a star from another file."""
+    def _exported(self, file: SourceFile, name: str, depth: int = 5) -> tuple[str, str | None]:
+        """Return what a name means that a file has imported, also by a star, and which file has."""
         if name in file.imports:
-            return file.imports[name]
+            return file.name, file.imports[name]
         for star in file.scopes.stars if depth else ():
             inner = self.by_name.get(file.scopes.module_of(star))
-            if inner is not None and (found := self._exported(inner, name, depth - 1)):
+            if inner is not None and (found := self._exported(inner, name, depth - 1))[1]:
                 return found
-        return None
+        return _NO
 
     def _references(self, file: SourceFile) -> Iterator[Reference]:
         scopes = file.scopes
@@ -318,7 +241,8 @@ class SourceTree:
                 elif len(bindings) == 1 and bindings[0].kind == "assignment" and bindings[0].value:
                     # `gather = dist.all_gather_into_tensor`: calls of it go through a variable.
                     path = self._path_of(file, bindings[0].value)
-                    if path and not isinstance(bindings[0].value, ast.Name):
+                    named = isinstance(bindings[0].value, ast.Name)
+                    if path and (not named or is_module(self.follow(path)[0])):
                         found = dataclasses.replace(bindings[0], path=path)
                         yield from self._uses(file, scope.uses[name], [found], name)
 
@@ -341,7 +265,7 @@ class SourceTree:
         while isinstance(node, ast.Attribute):
             names.append(node.attr)
             node = node.value
-        if not names or not isinstance(node, ast.Name) or node not in file.scopes.scope_of:
+        if not isinstance(node, ast.Name) or node not in file.scopes.scope_of:
             return None
         home = file.scopes.scope_of[node].find(node.id)
         for binding in home.bindings[node.id] if home else ():
@@ -362,11 +286,23 @@ class SourceTree:
                 words.append(parent.attr)
             for binding in bindings:
                 path, prefixed = self.follow(".".join([binding.path or "", *words]))
-                if (found := _split(path)) is None:
+                found = _split(path)
+                if found is None and is_module(path) and _may_keep(node, file.scopes):
+                    found = path, ""
+                if found is None:
                     continue
                 call = parent if isinstance(parent, ast.Call) and parent.func is node else None
                 yield Reference(*found, node, binding, call, prefixed, through)
                 break
+
+
+def _may_keep(module: ast.expr, scopes: Scopes) -> bool:
+    """Tell whether a module goes somewhere as a value; tests whether there is one do not count."""
+    parent = scopes.parents[module]
+    if isinstance(parent, ast.Call) and ast.unparse(parent.func) == "hasattr":
+        return False
+    tests = ast.Compare | ast.BoolOp | ast.UnaryOp | ast.If | ast.While | ast.Assert | ast.Expr
+    return not isinstance(parent, tests | ast.Delete | ast.FormattedValue)
 
 
 def _position(reference: Reference) -> tuple[int, int]:
@@ -404,7 +340,8 @@ def python_files(paths: Iterable[Path]) -> list[Path]:
         if path.is_dir():
             for inner in sorted(path.rglob("*.py")):
                 folders = inner.relative_to(path).parts[:-1]
-                if not any(part in _IGNORED_FOLDERS or part[0] == "." for part in folders):
+                hidden = any(part in _IGNORED_FOLDERS or part[0] == "." for part in folders)
+                if not hidden and not inner.is_dir():
                     found[inner] = None
         elif path.exists():
             found[path] = None

@@ -12,7 +12,8 @@ from libcst.matchers import Comment, findall
 from libcst.metadata import MetadataWrapper, PositionProvider
 
 from unisono.errors import Unsupported
-from unisono.port.imports import ImportChanges
+from unisono.port.imports.changes import ImportChanges, Part
+from unisono.port.kept_parts import comments_in, last_argument, part_of
 from unisono.port.plan import ARGUMENT, Action, Decision, Plan
 from unisono.port.program import SourceFile
 
@@ -30,15 +31,30 @@ def rewrite(file: SourceFile, decisions: Sequence[Decision], imports: ImportChan
     changes = _Changes(file, decisions, imports)
     if not changes.any:
         return file.source
-    wrapper = MetadataWrapper(cst.parse_module(file.source), unsafe_skip_copy=True)
-    rewriter = _Rewriter(changes, wrapper.module)
-    source = wrapper.visit(rewriter).code
-    # A change that breaks the program, or that is made by half, must not leave this function.
-    ast.parse(source)
+    try:
+        wrapper = MetadataWrapper(cst.parse_module(file.source), unsafe_skip_copy=True)
+        rewriter = _Rewriter(changes, wrapper.module)
+        source = wrapper.visit(rewriter).code
+        # A change that breaks the program, or that is made by half, must not leave this function.
+        ast.parse(source)
+    except (cst.ParserSyntaxError, cst.CSTValidationError, SyntaxError) as error:
+        text = " ".join(str(error).split())
+        raise Unsupported(f"{file.path}: LibCST cannot change it; not ported: {text}") from error
+    except KeyError as error:
+        _raise_interrupt(error)
+        raise
     if missing := changes.places - rewriter.done:
         line = min(missing)[0]
         raise Unsupported(f"{file.path}:{line}: LibCST and Python see different code; not ported")
     return source
+
+
+def _raise_interrupt(error: BaseException | None) -> None:
+    """Raise a KeyboardInterrupt that LibCST has answered with an error of its own."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            raise error from None
+        error = error.__context__
 
 
 class _Changes:
@@ -178,6 +194,8 @@ class _Rewriter(cst.CSTTransformer):
             func=cst.parse_expression(function),
             args=self._arguments(updated_node, plan),
         )
+        if not new.args and updated_node.args:
+            new = new.with_changes(whitespace_before_args=cst.SimpleWhitespace(""))
         self.codes[place] = self.module.code_for_node(new)
         return new
 
@@ -199,6 +217,8 @@ class _Rewriter(cst.CSTTransformer):
             elif keyword is None:
                 equal = cst.MaybeSentinel.DEFAULT
             found.append(new.with_changes(keyword=keyword, equal=equal))
+        if plan.arguments and plan.arguments[-1].old != len(call.args) - 1:
+            found[-1] = last_argument(found[-1], call)
         # An argument that stood last has no comma, and one that stands last now may have a space.
         return [
             argument.with_changes(comma=cst.MaybeSentinel.DEFAULT)
@@ -242,7 +262,7 @@ class _Rewriter(cst.CSTTransformer):
         if lines is None:
             new: list[Any] = [updated_node.with_changes(leading_lines=())]
         else:
-            new = [self._parse(line) for line in lines]
+            new = [self._line(line, updated_node, n) for n, line in enumerate(lines)]
         before = self._before(place)
         if before and place[0] in self.changes.marks:  # it stands above the statement itself
             new[0] = new[0].with_changes(leading_lines=[leading.pop()])
@@ -260,11 +280,17 @@ class _Rewriter(cst.CSTTransformer):
             self.gone.append(gone)
             return gone
         new[0] = new[0].with_changes(leading_lines=leading)
-        if lines is not None and isinstance(new[-1], cst.SimpleStatementLine):
+        if lines and isinstance(lines[0], Part):
+            pass  # the comment behind an import stays with what stays of it
+        elif lines is not None and isinstance(new[-1], cst.SimpleStatementLine):
             new[-1] = new[-1].with_changes(trailing_whitespace=updated_node.trailing_whitespace)
         elif lines is not None and updated_node.trailing_whitespace.comment is not None:
             comment = cst.EmptyLine(comment=updated_node.trailing_whitespace.comment)
             new[0] = new[0].with_changes(leading_lines=[*leading, comment])
+        if place[0] in self.changes.touched:
+            lost = comments_in([original_node], MARK) - comments_in(new, MARK)
+            above = [cst.EmptyLine(comment=cst.Comment(text)) for text in lost.elements()]
+            new[0] = new[0].with_changes(leading_lines=[*new[0].leading_lines, *above])
         return cst.FlattenSentinel(new)
 
     def _before(self, place: _Range) -> list[Any]:
@@ -272,7 +298,17 @@ class _Rewriter(cst.CSTTransformer):
         self.done |= {place} if found else set()
         return [self._parse(self._filled(line, call)) for call, line in found]
 
-    def _lines(self, place: _Range) -> tuple[str, ...] | None:
+    def _line(self, line: str | Part, whole: cst.SimpleStatementLine, number: int) -> Any:
+        """Return a new statement: parsed, or a part of the import that was there."""
+        if isinstance(line, str):
+            return self._parse(line)
+        small = cast(cst.Import | cst.ImportFrom, whole.body[0])
+        behind = cst.TrailingWhitespace() if number else whole.trailing_whitespace
+        return whole.with_changes(
+            body=[part_of(small, line)], leading_lines=(), trailing_whitespace=behind
+        )
+
+    def _lines(self, place: _Range) -> tuple[str | Part, ...] | None:
         if place in self.changes.imported:
             self.done.add(place)
             return self.changes.imported[place]
@@ -312,9 +348,8 @@ class _Rewriter(cst.CSTTransformer):
                 small.append(new)
             later = self.changes.later.get(place, [])
             self.done |= {place} if later else set()
-            small += [
-                inner for line in [*(lines or ()), *later] for inner in self._parse(line).body
-            ]
+            for line in (*(lines or ()), *later):
+                small += [part_of(new, line)] if isinstance(line, Part) else self._parse(line).body
         if len(small) == len(updated.body):
             pairs = zip(small, updated.body, strict=True)
             small = [new.with_changes(semicolon=old.semicolon) for new, old in pairs]

@@ -77,6 +77,10 @@ class Scope:
         """Tell whether the code of this scope runs where it stands, as a comprehension's does."""
         return isinstance(self.node, _COMPREHENSIONS)
 
+    def owner(self, name: str, top: Scope) -> Scope:
+        """Return the scope whose name an import in this one binds: after `global`, the top."""
+        return top if name in self.elsewhere else self
+
     def find(self, name: str) -> Scope | None:
         """Return the scope that a name in this scope belongs to, or None for a builtin."""
         scope: Scope | None = self
@@ -98,7 +102,7 @@ class Scopes:
         self.parents: dict[ast.AST, ast.AST] = {}
         self.scope_of: dict[ast.AST, Scope] = {}
         self.stars: list[ast.ImportFrom] = []
-        self.top = Scope(tree, None)
+        self.top = self.scope_of[tree] = Scope(tree, None)
         for child in tree.body:
             self._visit(child, tree, self.top)
         self._link_uses()
@@ -195,7 +199,8 @@ class Scopes:
             else:
                 name = alias.asname or alias.name
                 path = f"{self.module_of(node)}.{alias.name}"
-            scope.bindings[name].append(Binding(name, node, "import", path))
+            home = scope.owner(name, self.top)
+            home.bindings[name].append(Binding(name, node, "import", path))
         self.scope_of[node] = scope
 
     def module_of(self, node: ast.ImportFrom) -> str:

@@ -26,6 +26,8 @@ _OPERATORS = {"SUM": "sum", "PRODUCT": "prod", "MIN": "min", "MAX": "max", "AVG"
 _MINDSPORE_OPERATORS = {text.upper(): text for text in _OPERATORS.values()}
 #: Hints for a library of one vendor, which change no result.
 _HINTS = {"device"}
+#: The name of a library, which means nothing to the other dialect.
+_BACKEND = "backend"
 _WORLD_GROUP = "«mindspore.communication».GlobalComm.WORLD_COMM_GROUP"
 
 
@@ -73,10 +75,12 @@ class _Replaced(ast.NodeTransformer):
     def __init__(self, file: SourceFile) -> None:
         self.file = file
         self.uses: list[ast.AST] = []
+        self.names: list[str] = []
 
     def visit(self, node: ast.AST) -> ast.AST:
         """Return a copy of a node, with names in it; remember uses of a dialect that stay."""
         if (name := self.file.hoisted.get(node) or self.file.changed.get(node)) is not None:
+            self.names.append(name)
             return ast.Name(name)
         if node in self.file.by_node:
             self.uses.append(node)
@@ -143,7 +147,11 @@ class Site:
         text = ast.unparse(replaced.visit(node))
         if replaced.uses:
             raise Refused("an argument calls the other dialect itself; give it a name first")
-        return text
+        plain = isinstance(node, ast.Name | ast.Constant | ast.Attribute | ast.Subscript | ast.Call)
+        if replaced.names or not plain or node.lineno != node.end_lineno:
+            return text
+        line = self.file.lines[node.lineno - 1].encode()  # as it is written, with its quotes
+        return line[node.col_offset : node.end_col_offset].decode()
 
     def reference_at(self, node: ast.expr) -> Reference | None:
         """Return the use of a dialect that an expression is."""
@@ -195,7 +203,7 @@ class Site:
         for source, (index, value) in sorted(self.given.items(), key=_order):
             row = self.rule.row(source)
             target = row.target
-            if target is None:
+            if target is None or source == _BACKEND:
                 self._drop(row, source, value)
                 continue
             done.add(target)
@@ -233,7 +241,10 @@ class Site:
     def _drop(self, row: Row, name: str, value: ast.expr) -> None:
         """Leave an argument out that the other side lacks, if that changes nothing."""
         harmless = isinstance(value, ast.Constant) and value.value in (None, False, "", -1)
-        if row.role in _HINTS:
+        if name == _BACKEND:
+            self.differences.append("groups.backends")
+            self.notes.append("backend is left out: the other dialect chooses one by the device")
+        elif row.role in _HINTS:
             self.notes.append(f"{name} is left out: it is a hint for one library")
         elif row.role not in ("output", "in_out", "template", "fixed") and not harmless:
             text = difference_text(row.difference)

@@ -6,6 +6,15 @@ import ast
 import dataclasses
 
 from unisono.port.flow import is_pure, why_not_rebind
+from unisono.port.groups import (
+    all_ranks,
+    check_root,
+    check_root_in_group,
+    check_tag,
+    end_group,
+    start,
+    why_same,
+)
 from unisono.port.plan import Action, Plan
 from unisono.port.results.gathered import joined_later
 from unisono.port.results.handle_lists import collected
@@ -26,61 +35,32 @@ from unisono.port.site import Refused, Site
 __all__ = ["check_place", "plan_to_mindspore"]
 
 _COMM = "«mindspore.communication»"
-#: What torch needs to start and MindSpore gets from its launcher.
-_FROM_LAUNCHER = {"rank", "world_size", "init_method"}
 
 
 def plan_to_mindspore(site: Site) -> tuple[str, str, Plan]:
     """Return the verdict, its reason, and the change for one call; or raise Refused."""
     rule = site.rule
     if rule.source.name == "init_process_group":
-        return _start(site)
+        return start(site)
     if rule.source.name in ("recv", "recv_object_list") and use_of(site).kind != "statement":
         raise Refused("it uses the rank of the sender, which MindSpore does not tell")
     if rule.source.name == "get_backend":
         raise Refused("the names of backends differ, and so would tests of them", "groups.backends")
     if rule.source.name == "P2POp" and rule.pair is not None:
         raise Refused(difference_text("send_recv.batch"), "send_recv.batch")
-    _check_root(site)
+    check_root(site)
+    check_root_in_group(site)
+    check_tag(site)
     check_questions(site)
     if rule.same_shape:
         if rule.pair is None and rule.source.name == "all_gather_into_tensor":
             site.differences.append("all_gather.stacked")
             site.notes.append("mint fills only the joined form of the output")
-        plan = Plan(rule.target.path, site.arguments())
-        return Action.REWRITE, _why_same(site), plan
+        if rule.target.name == "destroy_group":
+            return end_group(site)
+        plan = Plan(rule.target.path, site.arguments(**all_ranks(site)))
+        return Action.REWRITE, why_same(site), plan
     return _Functional(site).plan()
-
-
-def _why_same(site: Site) -> str:
-    return "; ".join(["the same call with other names", *site.notes])
-
-
-def _check_root(site: Site) -> None:
-    for row in site.rule.rows:
-        if row.role in ("root", "peer") and row.source and row.source not in site.given:
-            if site.value("group_root") is None and row.difference != "send_recv.any-source":
-                raise Refused(f"it does not say {row.source}", row.difference)
-            difference = row.difference if site.value("group_root") is None else "groups.group-root"
-            raise Refused(difference_text(difference), difference)
-
-
-def _start(site: Site) -> tuple[str, str, Plan]:
-    """init_process_group: MindSpore's launcher gives what torch takes as arguments."""
-    for name in sorted(_FROM_LAUNCHER & set(site.given)):
-        value = site.given[name][1]
-        text = ast.unparse(value)
-        by_launcher = "environ" in text or "getenv" in text or text in ("-1", "None", "'env://'")
-        if not by_launcher:
-            raise Refused(
-                f"it passes {name}; MindSpore reads that from its launcher (msrun)", "groups.start"
-            )
-    left_out = [name for name in site.given if name != "backend"]
-    notes = ["MindSpore chooses the backend by the device"]
-    if left_out:
-        notes.append(f"left out, because the launcher decides: {', '.join(left_out)}")
-    site.differences += ["groups.backends", "groups.start"]
-    return Action.REWRITE, "; ".join(notes), Plan(site.rule.target.path, ())
 
 
 class _Functional:
@@ -170,6 +150,8 @@ class _Functional:
             return "the program has made the tensor for the result, and decided on its shape"
         if self.before:
             return "the tensor is the value of an expression"
+        if self.site.average:
+            return "a quotient may have another dtype than the tensor"
         assert self.output.source is not None
         value = self.site.given[self.output.source][1]
         # A call that is told the shape of its result returns what the program has made room for.
@@ -242,12 +224,12 @@ class _Functional:
         """Tell whether a blocking call returns None beside the tensor; primitives do not."""
         return self.rule.returns("sync").endswith("_none")
 
-    def _bind(self, target: str, result: str = "{call}") -> str:
+    def _bind(self, target: str) -> str:
         """Return the statement that gives a name the result of a blocking call."""
         if not self._returns_pair:
-            return f"{target} = {result}"
-        if result != "{call}" or self.file.reads_underscore:
-            return f"{target} = {result.replace('{call}', '{call}[0]')}"
+            return f"{target} = {{call}}"
+        if self.file.reads_underscore:
+            return f"{target} = {{call}}[0]"
         return f"{target}, _ = {{call}}"
 
     def _synchronous(self, target: str) -> tuple[str, str, Plan]:
@@ -256,14 +238,14 @@ class _Functional:
         plan = self._arguments(target)
         average = f" / {_COMM}.get_group_size({self.site.group_text})" if self.site.average else ""
         if self.rule.only_root:
-            return self._on_root(target, plan)
+            return self._on_root(target, plan, average)
         identity = self._why_identity()
         if identity is None:
-            return self._done(plan, [self._bind(target, f"{{call}}{average}")])
+            return self._done(plan, [self._bind(target)])
         result = "{call}[0]" if self._returns_pair else "{call}"
         return self._done(plan, self._store(target, f"{result}{average}"), identity)
 
-    def _on_root(self, target: str, plan: Plan) -> tuple[str, str, Plan]:
+    def _on_root(self, target: str, plan: Plan, average: str) -> tuple[str, str, Plan]:
         """Write the result on the root only: other ranks keep what they had."""
         root = self.site.value("root")
         assert root is not None
@@ -271,7 +253,7 @@ class _Functional:
         if not target:  # a rank that passes no list gets nothing
             return self._done(plan, ["{call}"])
         result = self.file.result_name
-        inner = "\n".join(self._store(target, result)).replace("\n", "\n    ")
+        inner = "\n".join(self._store(target, f"{result}{average}")).replace("\n", "\n    ")
         if self._is_list:
             test = target  # torch wants the list on the root, and nowhere else
         else:
@@ -306,7 +288,7 @@ class _Functional:
             return self._done(plan, [f"{target}, {self.use.name} = {{call}}"])
         wait = wait_for(self.site, self.use, target)
         result = self.file.fresh_name("result")
-        if not target.isidentifier() and not is_quiet(self.site, self.statement, wait):
+        if not target.isidentifier() and not is_quiet(self.site, target, self.statement, wait):
             held = self.file.fresh_name("tensor")
             self.before.append(f"{held} = {target}")
             target = held

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from unisono.port.flow import is_new, is_pure, why_not_rebind
+from unisono.port.flow import is_new, is_pure, is_unknown_to_autograd, why_not_rebind
 from unisono.port.gradients.forward_pass import check_message
 from unisono.port.plan import Action, Plan
 from unisono.port.primitives.hoist import statement_before
@@ -24,6 +24,14 @@ _ONE_SIDED = {
     "scatter_tensor",
     "CollectiveGather",
     "CollectiveScatter",
+}
+
+_MESSAGES = ("isend", "irecv")
+#: Lists that one rank alone has in torch, and the parameter that says which.
+_ROOTED_LISTS = {
+    "gather": ("gather_list", "dst"),
+    "gather_object": ("object_gather_list", "dst"),
+    "scatter": ("scatter_list", "src"),
 }
 
 
@@ -55,7 +63,8 @@ def plan_to_torch(site: Site) -> tuple[str, str, Plan]:
             site.file.scopes.parents[site.call], ast.Expr
         ):
             raise Refused("it uses what Send returns, and torch's send returns nothing")
-        plan = Plan(rule.target.path, site.arguments(**roots))
+        replaced = {**roots, **_list_on_root(site), **_operation(site)}
+        plan = Plan(rule.target.path, site.arguments(**replaced))
         return Action.REWRITE, "; ".join(["the same call with other names", *site.notes]), plan
     return InPlace(site, roots).plan()
 
@@ -67,6 +76,32 @@ def _start(site: Site) -> tuple[str, str, Plan]:
     if kept:
         raise Refused(f"it passes {', '.join(kept)}; check how the program is started")
     return Action.REWRITE, "torch chooses the backend", Plan(site.rule.target.path, ())
+
+
+def _operation(site: Site) -> dict[str, str]:
+    """Return the function of a message: MindSpore takes its name too, and torch does not."""
+    if site.rule.source.name != "P2POp" or "op" not in site.given:
+        return {}
+    value = site.given["op"][1]
+    if isinstance(value, ast.Constant) and value.value in _MESSAGES:
+        return {"op": f"{_DIST}.{value.value}"}
+    if site.reference_at(value) is None:
+        raise Refused("the operation is a variable; its value may be a string")
+    return {}
+
+
+def _list_on_root(site: Site) -> dict[str, str]:
+    """Return a list as torch wants it: on the root, and nowhere else. MindSpore has it on all."""
+    name, root = _ROOTED_LISTS.get(site.rule.source.name, ("", ""))
+    value = site.given.get(name, (None, None))[1]
+    if value is None or isinstance(value, ast.IfExp | ast.Constant):
+        return {}
+    rank = site.given.get(root, (None, None))[1]
+    if rank is not None and not is_pure(rank):
+        raise Refused("the rank that has the list is an expression; give it a name first")
+    text = site.text(rank) if rank is not None else _DEFAULT_ROOT
+    site.notes.append(f"torch wants {name} on the rank {root} alone")
+    return {name: f"{site.text(value)} if {_DIST}.get_rank() == {text} else None"}
 
 
 class InPlace:
@@ -207,9 +242,10 @@ class InPlace:
         """Return the lines for a result that has the shape of the input."""
         row = next(row for row in self.rule.rows if row.role in ("in_out", "template"))
         assert row.target is not None
-        same = isinstance(source, ast.Name) and source.id == result
-        if same and why_not_rebind(source, self.site.call, self.file) is None:
-            return [_call(handle)], "nobody else has the tensor, so it can be overwritten"
+        if isinstance(source, ast.Name) and source.id == result:
+            alone = why_not_rebind(source, self.site.call, self.file) is None
+            if alone and is_unknown_to_autograd(source, self.file):
+                return [_call(handle)], "nobody else has the tensor, so it can be overwritten"
         text = self.site.text(source)
         self.replaced[row.target] = result
         moved = source in self.file.hoisted or source in self.file.changed

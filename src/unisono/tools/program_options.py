@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 __all__ = ["add_program_options"]
 
 
+def _path(text: str) -> Path:
+    if not text:  # as a variable of the shell that is not set; pathlib takes it for "."
+        raise argparse.ArgumentTypeError("it is empty")
+    return Path(text)
+
+
 def add_program_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what the program imports, and for which MindSpore it is."""
+    """Add the files, what the program imports, and for which MindSpore it is."""
+    parser.add_argument("paths", metavar="PATH", nargs="+", type=_path, help="files and folders")
     parser.add_argument(
         "--root",
         metavar="MODULE",

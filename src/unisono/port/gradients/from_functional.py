@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 
 from unisono.port.flow import is_new, is_pure, why_not_rebind
+from unisono.port.groups import check_root_in_group
 from unisono.port.plan import VALUE, Action, Plan
 from unisono.port.site import Refused, Site
 
@@ -31,6 +32,7 @@ def plan_from_functional(site: Site) -> tuple[str, str, Plan]:
             "ranks other than dst get a list of zeros, and MindSpore's result means nothing there",
             "gather.placeholder",
         )
+    check_root_in_group(site)
     return _Function(site).plan()
 
 

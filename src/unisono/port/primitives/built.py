@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from unisono import mapping
-from unisono.port.scopes import Reference, Scopes
+from unisono.port.scopes import Reference, Scope, Scopes
 
 if TYPE_CHECKING:
     from unisono.port.program import SourceFile, SourceTree
@@ -23,7 +23,9 @@ __all__ = [
     "bases_of",
     "class_of",
     "is_free_attribute",
+    "is_name_set_once",
     "may_skip_init",
+    "may_take_attributes",
     "method_of",
     "own_attributes",
     "primitives_in",
@@ -35,6 +37,8 @@ _HIDDEN = "the primitive is kept in a way that hides where it is called"
 _TWICE = "{!r} gets its value in more than one place, so which primitive is called is not known"
 #: Names that a tensor has too, and that programs give to primitives.
 _TENSOR_METHODS = {"gather", "max", "mean", "min", "prod", "scatter", "sum"}
+#: Methods that decide which attributes an object gets.
+_OBJECT_METHODS = {"__getstate__", "__new__", "__reduce__", "__setattr__", "__setstate__"}
 _BRANCH = "the primitive is built in a branch or a loop, so which one is called is not known"
 
 
@@ -205,6 +209,36 @@ def may_skip_init(program: SourceTree, home: ast.ClassDef) -> bool:
         and ".__init__(" not in ast.unparse(node)
         for file in program.files
         for node in file.scopes.parents
+    )
+
+
+def may_take_attributes(program: SourceTree, home: ast.ClassDef) -> bool:
+    """Tell whether `__init__` of a class can give every object of it another attribute."""
+    names = {home.name, *bases_of(program, home)}
+    return not any(
+        isinstance(node, ast.ClassDef) and node.name in names and _is_particular(node)
+        for file in program.files
+        for node in file.scopes.parents
+    )
+
+
+def _is_particular(node: ast.ClassDef) -> bool:
+    """Tell whether a class has a say in which attributes its objects have, and how they begin."""
+    return any(
+        (isinstance(inner, ast.Name) and inner.id == "__slots__")
+        or (isinstance(inner, ast.Attribute) and inner.attr == "__new__")
+        or (isinstance(inner, ast.FunctionDef) and inner.name in _OBJECT_METHODS)
+        for inner in ast.walk(node)
+    )
+
+
+def is_name_set_once(program: SourceTree, file: SourceFile, scope: Scope, name: str) -> bool:
+    """Tell whether one statement gives a name its value, and no other file sets it either."""
+    if not file.scopes.is_bound_once(scope, name):
+        return False
+    return scope is not file.scopes.top or not any(
+        _is_store(node) and not _is_own(node, other.scopes)
+        for other, node in program.attributes.get(name, ())
     )
 
 

@@ -15,6 +15,7 @@ from unisono.port.plan import Decision, Lines
 from unisono.port.primitives.built import (
     Primitive,
     class_of,
+    is_name_set_once,
     method_of,
     own_attributes,
     self_name,
@@ -77,7 +78,9 @@ class Constructors:
             if isinstance(node, ast.Name):
                 home = scopes.scope_of[node].find(node.id)
                 there = scopes.scope_of[call.call].find(node.id)
-                if home is None or home is not there or not scopes.is_bound_once(home, node.id):
+                if home is None or home is not there:
+                    return False
+                if not is_name_set_once(self.program, self.file, home, node.id):
                     return False
             elif not isinstance(node, ast.Constant | ast.Tuple | ast.List | ast.Load):
                 return False

@@ -19,7 +19,9 @@ from unisono.port.primitives.built import (
     bases_of,
     class_of,
     is_free_attribute,
+    is_name_set_once,
     may_skip_init,
+    may_take_attributes,
     method_of,
     own_attributes,
     self_name,
@@ -126,7 +128,7 @@ class Buildings:
         init = next((one for one in home.body if getattr(one, "name", "") == "__init__"), None)
         if not isinstance(init, ast.FunctionDef) or self_name(init) is None:
             return None
-        if may_skip_init(self.program, home):
+        if may_skip_init(self.program, home) or not may_take_attributes(self.program, home):
             return None
         if scopes.scope_of[site.call].find(self_name(method) or "") is not scopes.scope_of[method]:
             return None  # a function inside uses the name for something else
@@ -148,7 +150,8 @@ class Buildings:
             return 0
         if isinstance(value, ast.Name):
             scope = scopes.scope_of[value].find(value.id)
-            once = scope is scopes.top and scopes.is_bound_once(scope, value.id)
+            top = scope is scopes.top
+            once = top and is_name_set_once(self.program, self.file, scopes.top, value.id)
             return 0 if once else None
         if not isinstance(value, ast.Attribute):
             return None

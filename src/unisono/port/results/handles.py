@@ -222,6 +222,7 @@ def _calls_with(site: Site, target: str) -> list[ast.Call]:
     """Return the other calls of the function that have an argument with the same text."""
     scopes = site.file.scopes
     home = scopes.scope_of[site.call]
+    target = ast.unparse(ast.parse(target))  # quotes do not matter
     return [
         call
         for call in site.file.calls
@@ -246,15 +247,23 @@ def _is_on_its_way(site: Site, call: ast.Call, last: ast.stmt) -> bool:
     )
 
 
-def is_quiet(site: Site, first: ast.stmt, last: ast.stmt) -> bool:
-    """Tell whether what stands between two statements cannot change an attribute or an element."""
+def is_quiet(site: Site, target: str, first: ast.stmt, last: ast.stmt) -> bool:
+    """Tell whether what stands between two statements cannot change what an expression means.
+
+    The expression is an attribute or an element.
+    """
+    words = {node.id for node in ast.walk(ast.parse(target)) if isinstance(node, ast.Name)}
     block = block_of(first, site.file.scopes)
     if last not in block:
         return False
     for statement in block[block.index(first) + 1 : block.index(last)]:
         for node in ast.walk(statement):
             called = isinstance(node, ast.Call) and node not in site.file.calls
-            place = isinstance(node, ast.Attribute | ast.Subscript)
-            if called or (place and not isinstance(getattr(node, "ctx", None), ast.Load)):
+            part = node.id in words if isinstance(node, ast.Name) else _is_place(node)
+            if called or (part and not isinstance(getattr(node, "ctx", None), ast.Load)):
                 return False
     return True
+
+
+def _is_place(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute | ast.Subscript)

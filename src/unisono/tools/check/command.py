@@ -21,7 +21,6 @@ __all__ = ["configure", "main"]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `unisono check`."""
-    parser.add_argument("paths", metavar="PATH", nargs="+", type=Path, help="files and folders")
     parser.add_argument(
         "--to",
         metavar="TARGET",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from unisono.port.decision import decide
 from unisono.port.plan import Action, Decision
-from unisono.port.program import SourceFile, SourceTree, Unreadable
+from unisono.port.program import TOO_DEEP, SourceFile, SourceTree, Unreadable
 from unisono.port.reach.reach import Reach, Unreached
 from unisono.port.rules import Target
 
@@ -106,11 +106,15 @@ def find(
             for each in reach.unreached(file)
         }
         warnings += here.values()
-        if file.references:
-            found += [
-                Finding(file.path, decision, here.get(decision.reference.call))
-                for decision in decide(program, file, target)
-            ]
+        try:
+            decisions = decide(program, file, target) if file.references else []
+        except RecursionError:
+            program.unreadable.append(Unreadable(file.path, 1, TOO_DEEP))
+            continue
+        found += [
+            Finding(file.path, decision, here.get(decision.reference.call))
+            for decision in decisions
+        ]
     progress(total, total)
     lines = sum(file.source.count("\n") for file in program.files)
     unreadable = tuple(program.unreadable)

@@ -18,7 +18,7 @@ from unisono.core.registry import install_command
 from unisono.errors import Unsupported
 from unisono.port.plan import Action
 from unisono.port.port import PortedFile, port_file
-from unisono.port.program import SourceFile, SourceTree, read_program
+from unisono.port.program import TOO_DEEP, SourceTree, Unreadable, read_program
 from unisono.port.rules import Target
 from unisono.tools.formatting import plain, plural
 from unisono.tools.port.page import page
@@ -34,7 +34,6 @@ _END = "\x1b[0m"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `unisono port`."""
-    parser.add_argument("paths", metavar="PATH", nargs="+", type=Path, help="files and folders")
     parser.add_argument(
         "--to",
         metavar="TARGET",
@@ -67,11 +66,11 @@ def main(arguments: argparse.Namespace) -> int:
     elif not arguments.write:
         for file in changed:
             _print_diff(file)
+    if arguments.report is not None:  # first: nobody sees the decisions once files are written
+        write_file(arguments.report, page(target, ported, program.unreadable))
     if arguments.write:
         for file in changed:
             _write(file, program)
-    if arguments.report is not None:
-        write_file(arguments.report, page(target, ported, program.unreadable))
     for item in program.unreadable:
         print(f"unisono: {item.path}:{item.line}: skipped: {item.reason}", file=sys.stderr)
     files = f"{plural(len(changed), 'file')} {'changed' if arguments.write else 'to change'}"
@@ -85,10 +84,14 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _port(program: SourceTree, target: Target) -> Iterator[PortedFile]:
     progress = ProgressBar("porting")
-    files: list[SourceFile] = [file for file in program.files if file.references]
+    lending = {module for module, _ in program.lent}
+    files = [file for file in program.files if file.references or file.name in lending]
     for done, file in enumerate(files):
         progress(done, len(files))
-        yield port_file(program, file, target)
+        try:
+            yield port_file(program, file, target)
+        except RecursionError:
+            program.unreadable.append(Unreadable(file.path, 1, TOO_DEEP))
     progress(len(files), len(files))
 
 

@@ -16,4 +16,10 @@ def main():
     handle = dist.broadcast(value, 0, async_op=True)
     handle.wait()
     dist.reduce(value, 0)
+    got = torch.zeros(2)
+    messages = [dist.P2POp("isend", value, (rank + 1) % size)]
+    messages.append(dist.P2POp(dist.irecv, got, (rank - 1) % size))
+    for request in dist.batch_isend_irecv(messages):
+        request.wait()
+    value += got
     return torch.cat([value, *parts]).tolist() if rank == 0 else torch.cat(parts).tolist()

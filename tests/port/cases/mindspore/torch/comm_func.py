@@ -11,6 +11,7 @@ def main():
     dist.all_reduce(total)
     largest = value.clone()
     dist.all_reduce(largest, dist.ReduceOp.MAX)
+    value = value.clone()
     dist.all_reduce(value, op=dist.ReduceOp.PRODUCT)
     kept = total
     total = total.clone()

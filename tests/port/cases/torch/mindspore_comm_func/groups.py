@@ -19,9 +19,17 @@ def mean(x: torch.Tensor, group: str = None) -> torch.Tensor:
     return x
 
 
+def end(group=None):
+    comm.destroy_group(group) if group is not None else comm.release()
+
+
 def main():
     rank = comm.get_rank()
     pair = dist.new_group([0, 1])
+    tensor = torch.ones(1)
+    tensor[...] = comm_func.all_reduce(tensor, group=dist.new_group(ranks=list(range(comm.get_group_size()))))[0]
+    alone = [dist.new_group([one]) for one in range(comm.get_group_size())]
+    end(alone[rank])
     value = torch.ones(1) * (rank + 1)
     if rank < 2:
         value, _ = comm_func.all_reduce(value, group=pair)

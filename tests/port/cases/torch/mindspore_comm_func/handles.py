@@ -13,15 +13,21 @@ def main():
     result, handle = comm_func.all_reduce(box["a"], async_op=True)
     other = rank + 1
     handle.wait()  # now it is there
-    box['a'][...] = result
+    box["a"][...] = result
+    buckets, at = [torch.ones(1) * rank, torch.zeros(1)], 0
+    tensor = buckets[at]
+    result_2, started = comm_func.all_reduce(buckets[at], async_op=True)
+    at += 1
+    started.wait()
+    tensor[...] = result_2
     waited = torch.ones(1) * rank
-    result_2, handle_2 = comm_func.all_reduce(waited, async_op=True)
+    result_3, handle_2 = comm_func.all_reduce(waited, async_op=True)
     handle_2.wait()
-    waited[...] = result_2
+    waited[...] = result_3
     parts = [torch.zeros(1) for _ in range(size)]
-    result_3, pending = comm_func.all_gather_into_tensor(torch.ones(1) * rank, async_op=True)
+    result_4, pending = comm_func.all_gather_into_tensor(torch.ones(1) * rank, async_op=True)
     pending.wait()
-    for part, piece in zip(parts, result_3.chunk(len(parts))):
+    for part, piece in zip(parts, result_4.chunk(len(parts))):
         part[...] = piece
     message = torch.ones(1) * rank
     if rank == 0:
@@ -36,4 +42,4 @@ def main():
         arriving, request = comm_func.irecv(arriving, 1)
         request.wait()
         message = arriving
-    return fresh.tolist() + box["a"].tolist() + waited.tolist() + torch.cat(parts).tolist() + message.tolist() + [other]
+    return fresh.tolist() + box["a"].tolist() + waited.tolist() + torch.cat(parts).tolist() + message.tolist() + [other] + torch.cat(buckets).tolist()

@@ -14,7 +14,7 @@ def main():
     largest = torch.tensor([float(comm.get_rank())])
     largest, _ = comm_func.all_reduce(largest, "max")
     mean = torch.full((2,), float(comm.get_rank()))
-    mean = comm_func.all_reduce(mean, op="sum")[0] / comm.get_group_size()
+    mean[...] = comm_func.all_reduce(mean, op="sum")[0] / comm.get_group_size()
     if comm.get_group_size() > 1: total, _ = comm_func.all_reduce(total)
     copied = torch.arange(4.0) + comm.get_rank()
     copied = comm_func.broadcast(copied, src=comm.get_group_size() - 1)

@@ -17,9 +17,16 @@ def mean(x: torch.Tensor, group: str = None) -> torch.Tensor:
     return x
 
 
+def end(group=None):
+    dist.destroy_process_group(group)
+
+
 def main():
     rank = dist.get_rank()
     pair = dist.new_group([0, 1])
+    dist.all_reduce(torch.ones(1), group=dist.new_group(ranks=list(range(dist.get_world_size()))))
+    alone = [dist.new_group([one]) for one in range(dist.get_world_size())]
+    end(alone[rank])
     value = torch.ones(1) * (rank + 1)
     if rank < 2:
         dist.all_reduce(value, group=pair)

@@ -16,6 +16,11 @@ def main():
     handle = dist.all_reduce(box["a"], async_op=True)
     other = rank + 1
     handle.wait()  # now it is there
+    buckets, at = [torch.ones(1) * rank, torch.zeros(1)], 0
+    # unisono port: left as it is: primitives have no async_op; comm_func and mint have it
+    started = dist.all_reduce(buckets[at], async_op=True)
+    at += 1
+    started.wait()
     waited = torch.ones(1) * rank
     # unisono port: left as it is: primitives have no async_op; comm_func and mint have it
     dist.all_reduce(waited, async_op=True).wait()
@@ -38,4 +43,4 @@ def main():
         request = dist.irecv(arriving, 1)
         request.wait()
         message = arriving
-    return fresh.tolist() + box["a"].tolist() + waited.tolist() + torch.cat(parts).tolist() + message.tolist() + [other]
+    return fresh.tolist() + box["a"].tolist() + waited.tolist() + torch.cat(parts).tolist() + message.tolist() + [other] + torch.cat(buckets).tolist()

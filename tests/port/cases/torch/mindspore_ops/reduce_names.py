@@ -9,11 +9,11 @@ def main():
     total = torch.ones(3) * (comm.get_rank() + 1)  # each rank has its own
     total = ops.AllReduce()(
         total,  # the sum of all
-        )
+    )
     largest = torch.tensor([float(comm.get_rank())])
     largest = ops.AllReduce("max")(largest)
     mean = torch.full((2,), float(comm.get_rank()))
-    mean = ops.AllReduce()(mean) / comm.get_group_size()
+    mean[...] = ops.AllReduce()(mean) / comm.get_group_size()
     if comm.get_group_size() > 1: total = ops.AllReduce()(total)
     copied = torch.arange(4.0) + comm.get_rank()
     copied = ops.Broadcast(comm.get_group_size() - 1)((copied,))[0]

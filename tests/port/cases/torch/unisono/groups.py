@@ -18,9 +18,16 @@ def mean(x: torch.Tensor, group: dist.ProcessGroup = None) -> torch.Tensor:
     return x
 
 
+def end(group=None):
+    dist.destroy_process_group(group)
+
+
 def main():
     rank = dist.get_rank()
     pair = new_group([0, 1])
+    all_reduce(torch.ones(1), group=new_group(backend="gloo"))
+    alone = [new_group([one], backend="gloo") for one in range(dist.get_world_size())]
+    end(alone[rank])
     value = torch.ones(1) * (rank + 1)
     if rank < 2:
         all_reduce(value, group=pair)

@@ -12,6 +12,10 @@ def main():
     handle = dist.all_reduce(box["a"], async_op=True)
     other = rank + 1
     handle.wait()  # now it is there
+    buckets, at = [torch.ones(1) * rank, torch.zeros(1)], 0
+    started = dist.all_reduce(buckets[at], async_op=True)
+    at += 1
+    started.wait()
     waited = torch.ones(1) * rank
     dist.all_reduce(waited, async_op=True).wait()
     parts = [torch.zeros(1) for _ in range(size)]
@@ -30,4 +34,4 @@ def main():
         request = dist.irecv(arriving, 1)
         request.wait()
         message = arriving
-    return fresh.tolist() + box["a"].tolist() + waited.tolist() + torch.cat(parts).tolist() + message.tolist() + [other]
+    return fresh.tolist() + box["a"].tolist() + waited.tolist() + torch.cat(parts).tolist() + message.tolist() + [other] + torch.cat(buckets).tolist()

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from unisono.port.plan import Decision, Plan
 from unisono.port.program import Reference, SourceFile, SourceTree
-from unisono.port.scopes import Binding, Scope, block_of
+from unisono.port.scopes import Binding, Scopes, block_of
 
-__all__ = ["ImportChanges", "import_changes", "modules_in", "with_aliases"]
+__all__ = ["ImportChanges", "Part", "bound_names", "import_changes", "modules_in"]
 
 _PLACEHOLDER = re.compile("«([^»]+)»")
 #: The name that a file gives to a module, unless the name is taken.
@@ -25,10 +25,18 @@ _LOCAL_NAMES = {
 
 
 @dataclasses.dataclass(frozen=True)
+class Part:
+    """An import statement with some of the names that it binds, and a prefix before its module."""
+
+    names: frozenset[str]
+    prefix: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class ImportChanges:
     """The new statements in place of import statements, and the local name of each module."""
 
-    statements: dict[ast.stmt, tuple[str, ...]]
+    statements: dict[ast.stmt, tuple[str | Part, ...]]
     names: dict[str, str]
 
     def fill(self, text: str) -> str:
@@ -58,28 +66,28 @@ def import_changes(
     moved = [*(each.reference for each in done), *(ref for each in done for ref in each.consumed)]
     dropped = _unused(program, file, moved)
     names = dict(present_names or {})
-    present: set[tuple[Scope, str]] = set()
+    present: set[tuple[int, str]] = set()  # blocks, and modules that they import
     added: dict[ast.stmt, list[str]] = {}
     for decision in done:
         assert decision.plan is not None
-        statement = decision.reference.binding.node
-        assert isinstance(statement, ast.stmt)
-        scope = file.scopes.scope_of[statement]
+        statements_here = [each.node for each in file.imports_of(decision.reference.binding)]
         for module in dict.fromkeys(modules_in(decision.plan)):
             if module not in names:
                 names[module] = _existing(file, module, dropped) or _choose(file, module, dropped)
-            known = {(scope, module), (file.scopes.top, module)}
-            here = known & present or module in (present_names or {})
-            if here or _existing(file, module, dropped):
+            if module in (present_names or {}) or _existing(file, module, dropped):
                 continue
-            present.add((scope, module))
-            added.setdefault(statement, []).append(_import(module, names[module]))
-    statements: dict[ast.stmt, tuple[str, ...]] = {}
+            for statement in statements_here:
+                assert isinstance(statement, ast.stmt)
+                blocks = _blocks_around(statement, file.scopes)
+                if not any((block, module) in present for block in blocks):
+                    present.add((blocks[0], module))
+                    added.setdefault(statement, []).append(_import(module, names[module]))
+    statements: dict[ast.stmt, tuple[str | Part, ...]] = {}
     for statement in {*added, *(binding.node for binding in dropped)}:
         assert isinstance(statement, ast.Import | ast.ImportFrom)
         gone = {binding.name for binding in dropped if binding.node is statement}
-        kept = [alias for alias in statement.names if _bound(alias, statement) not in gone]
-        lines = [with_aliases(statement, kept)] if kept else []
+        kept = bound_names(statement) - gone
+        lines: list[str | Part] = [Part(kept)] if kept else []
         lines += added.get(statement, [])
         if not lines and len(block_of(statement, file.scopes)) == 1:
             lines = ["pass"]
@@ -87,24 +95,19 @@ def import_changes(
     return ImportChanges(statements, names)
 
 
-def with_aliases(
-    statement: ast.Import | ast.ImportFrom, aliases: list[ast.alias], prefix: str = ""
-) -> str:
-    """Return an import statement with other names, and a prefix before its module."""
-    if isinstance(statement, ast.Import):
-        names = [
-            ast.alias(prefix + alias.name, alias.asname or (alias.name if prefix else None))
-            for alias in aliases
-        ]
-        return ast.unparse(ast.Import(names))
-    module = prefix + (statement.module or "")
-    return ast.unparse(ast.ImportFrom(module, aliases, statement.level))
+def _blocks_around(statement: ast.stmt, scopes: Scopes) -> list[int]:
+    """Return the identities of the blocks that a statement stands in, from the inside out."""
+    chain = scopes.chain(statement)
+    return [id(block_of(each, scopes)) for each in chain if isinstance(each, ast.stmt)]
 
 
-def _bound(alias: ast.alias, statement: ast.stmt) -> str:
-    if alias.asname:
-        return alias.asname
-    return alias.name.partition(".")[0] if isinstance(statement, ast.Import) else alias.name
+def bound_names(statement: ast.Import | ast.ImportFrom) -> frozenset[str]:
+    """Return the names that an import statement binds."""
+    return frozenset(
+        alias.asname
+        or (alias.name.partition(".")[0] if isinstance(statement, ast.Import) else alias.name)
+        for alias in statement.names
+    )
 
 
 def _unused(program: SourceTree, file: SourceFile, moved: list[Reference]) -> set[Binding]:
@@ -126,7 +129,7 @@ def _unused(program: SourceTree, file: SourceFile, moved: list[Reference]) -> se
         ]
         passed_on = (file.name, binding.name) in program.passed_on or binding.name in exported
         # A name that another statement binds too, such as `dist = None`, must keep its place.
-        needed = remaining or passed_on or len(scope.bindings[binding.name]) > 1
+        needed = remaining or passed_on or len(scope.bindings.get(binding.name, ())) > 1
         if not needed and file.path.name != "__init__.py":
             found.add(binding)
     return found

@@ -7,9 +7,9 @@ import importlib.util
 from collections import defaultdict
 
 from unisono import mapping
-from unisono.port.imports import ImportChanges, import_changes, with_aliases
+from unisono.port.imports.changes import ImportChanges, Part, bound_names, import_changes
 from unisono.port.plan import Action, Decision, Plan
-from unisono.port.program import Reference, SourceFile, SourceTree
+from unisono.port.program import Reference, SourceFile, SourceTree, is_module
 from unisono.port.scopes import Binding
 
 __all__ = ["prefix_changes"]
@@ -35,9 +35,12 @@ def prefix_changes(program: SourceTree, file: SourceFile) -> tuple[list[Decision
     prefixed: set[Binding] = set()
     for binding, references in by_binding.items():
         obstacle = next(filter(None, map(_obstacle, references)), None)
-        if obstacle is None and _home(program, binding):
-            prefixed.add(binding)
+        if obstacle is None:
+            prefixed |= {each for each in file.imports_of(binding) if _home(program, each)}
         decisions += [_decision(program, reference, obstacle) for reference in references]
+    for bindings in file.scopes.top.bindings.values():
+        lent = [each for each in bindings if (file.name, each.name) in program.lent]
+        prefixed |= {each for each in lent if each.kind == "import" and _home(program, each)}
     present = {
         f"{_PREFIX}{binding.path}": binding.name
         for binding in prefixed
@@ -60,7 +63,7 @@ def _obstacle(reference: Reference) -> str | None:
         for item in entry.missing:
             if item.path == reference.path:
                 return f"unisono has no {reference.path}: {item.reason.en}"
-    if reference.path in calls or reference.path in names:
+    if reference.path in calls or reference.path in names or is_module(reference.path):
         return None
     return f"unisono has no {reference.path}"
 
@@ -87,20 +90,26 @@ def _decision(program: SourceTree, reference: Reference, obstacle: str | None) -
         return Decision(reference, Action.LEAVE, obstacle)
     if _home(program, reference.binding):
         return Decision(reference, Action.REWRITE, "its import gets the prefix", target)
+    if program.is_third_party(reference.binding.path or ""):
+        return Decision(
+            reference, Action.LEAVE, "it is a third party's, which imports torch itself"
+        )
     if not (reference.binding.path or "").startswith(("torch", "mindspore")):
-        reason = "it comes from another file of the program, or from a third party"
+        reason = "it comes from another file of the program"
         return Decision(reference, Action.REWRITE, reason, target)
+    if is_module(reference.path):
+        return Decision(
+            reference, Action.LEAVE, "the module is used as a value; import it by a name"
+        )
     reason = "its module is imported with the prefix"
     return Decision(reference, Action.REWRITE, reason, target, plan=Plan(target))
 
 
-def _prefixed(statement: ast.Import | ast.ImportFrom, names: set[str]) -> tuple[str, ...]:
+def _prefixed(statement: ast.Import | ast.ImportFrom, names: set[str]) -> tuple[str | Part, ...]:
     """Divide an import statement: names that get the prefix, and the others."""
-
-    def bound(alias: ast.alias) -> str:
-        return alias.asname or alias.name.partition(".")[0]
-
-    gone = [alias for alias in statement.names if bound(alias) in names]
-    kept = [alias for alias in statement.names if alias not in gone]
-    lines = [with_aliases(statement, kept)] if kept else []
-    return (*lines, with_aliases(statement, gone, _PREFIX))
+    every = bound_names(statement)
+    kept = (Part(every - names),) if every - names else ()
+    if isinstance(statement, ast.ImportFrom) and "*" in every:  # which may bring other names too
+        aliases = [ast.alias(name) for name in sorted(names)]
+        return (*kept, ast.unparse(ast.ImportFrom(f"{_PREFIX}{statement.module}", aliases, 0)))
+    return (*kept, Part(frozenset(names), _PREFIX))
