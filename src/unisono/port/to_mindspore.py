@@ -364,7 +364,7 @@ class _Functional:
         returned = self.use.kind == "returned"
         notes = list(self.site.notes)
         if self.site.average:
-            notes.append("MindSpore has no average here: the sum is divided")
+            notes.append("MindSpore has no average here: the sum is divided, integers as float32")
         if identity is None:
             verdict, reason = Action.REWRITE, "the name is bound to the new tensor"
         else:
