@@ -15,16 +15,12 @@ namespace unisono {
 
 namespace {
 
-/// The only entry of a list; null if it is not a list of one.
-PyObject* only(PyObject* list) {
-    return PyList_CheckExact(list) && PyList_GET_SIZE(list) == 1 ? PyList_GET_ITEM(list, 0)
-                                                                 : nullptr;
-}
-
-PyObject* list_of(PyObject* tensor) {
-    PyObject* list = PyList_New(1);
-    if (list != nullptr) PyList_SET_ITEM(list, 0, Py_NewRef(tensor));
-    return list;
+/// The only entry of a list, kept because the caller may change the list during the call; invalid
+/// if it is not a list of one.
+nb::object only(PyObject* list) {
+    return PyList_CheckExact(list) && PyList_GET_SIZE(list) == 1
+               ? nb::borrow(PyList_GET_ITEM(list, 0))
+               : nb::object();
 }
 
 // ---- methods of a group; the last argument is the options ----
@@ -33,37 +29,37 @@ PyObject* list_of(PyObject* tensor) {
 PyObject* all_reduce(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
     Tensor tensor;
-    PyObject* own = only(given[1]);
-    if (own == nullptr || !request.read(given[0], given[2]) || !read(own, tensor))
+    const nb::object own = only(given[1]);
+    if (!own.is_valid() || !request.read(given[0], given[2]) || !read(own.ptr(), tensor))
         return not_ordinary();
     CallArguments call = call_of(Verb::all_reduce, tensor);
     call.source = call.target = tensor.data;
     call.op = request.op(*tensor.type);
     if (call.op == ReduceOp::none) return not_ordinary();
-    return request.make(call, given[1]);
+    return request.make(call, own.ptr());
 }
 
 /// (self, tensors, opts)
 PyObject* broadcast(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
     Tensor tensor;
-    PyObject* own = only(given[1]);
-    if (own == nullptr || !request.read(given[0], given[2]) || !read(own, tensor))
+    const nb::object own = only(given[1]);
+    if (!own.is_valid() || !request.read(given[0], given[2]) || !read(own.ptr(), tensor))
         return not_ordinary();
     CallArguments call = call_of(Verb::broadcast, tensor);
     call.root = request.root();
     if (call.root < 0) return not_ordinary();
     call.source = call.root == request.group().rank ? tensor.data : nullptr;
     call.target = tensor.data;
-    return request.make(call, given[1]);
+    return request.make(call, own.ptr());
 }
 
 /// (self, tensors, opts)
 PyObject* reduce(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
     Tensor tensor;
-    PyObject* own = only(given[1]);
-    if (own == nullptr || !request.read(given[0], given[2]) || !read(own, tensor))
+    const nb::object own = only(given[1]);
+    if (!own.is_valid() || !request.read(given[0], given[2]) || !read(own.ptr(), tensor))
         return not_ordinary();
     CallArguments call = call_of(Verb::reduce, tensor);
     call.root = request.root();
@@ -71,7 +67,7 @@ PyObject* reduce(PyObject*, Arguments given, Py_ssize_t) {
     if (call.root < 0 || call.op == ReduceOp::none) return not_ordinary();
     call.source = tensor.data;
     call.target = call.root == request.group().rank ? tensor.data : nullptr;
-    return request.make(call, given[1]);
+    return request.make(call, own.ptr());
 }
 
 /// (self, output, input, opts)
@@ -84,8 +80,7 @@ PyObject* all_gather_single(PyObject*, Arguments given, Py_ssize_t) {
     CallArguments call = call_of(Verb::all_gather, input);
     call.source = input.data;
     call.target = output.data;
-    const nb::object tensors = nb::steal(list_of(given[1]));
-    return request.make(call, tensors.ptr(), given[2]);
+    return request.make(call, given[1], given[2]);
 }
 
 /// (self, output, input, opts)
@@ -100,8 +95,7 @@ PyObject* reduce_scatter_single(PyObject*, Arguments given, Py_ssize_t) {
     if (call.op == ReduceOp::none) return not_ordinary();
     call.source = input.data;
     call.target = output.data;
-    const nb::object tensors = nb::steal(list_of(given[1]));
-    return request.make(call, tensors.ptr(), given[2]);
+    return request.make(call, given[1], given[2]);
 }
 
 /// (self, output, input, output_splits, input_splits, opts); splits that are empty mean equal ones.
@@ -120,8 +114,7 @@ PyObject* all_to_all_single(PyObject*, Arguments given, Py_ssize_t) {
     call.count = input.count / static_cast<std::uint64_t>(request.group().size);
     call.source = input.data;
     call.target = output.data;
-    const nb::object tensors = nb::steal(list_of(given[1]));
-    return request.make(call, tensors.ptr(), given[2]);
+    return request.make(call, given[1], given[2]);
 }
 
 /// (self, opts)
@@ -130,8 +123,7 @@ PyObject* barrier(PyObject*, Arguments given, Py_ssize_t) {
     if (!request.read(given[0], given[1])) return not_ordinary();
     CallArguments call;
     call.verb = Verb::barrier;
-    const nb::object tensors = nb::steal(PyList_New(0));
-    return request.make(call, tensors.ptr());
+    return request.make(call, nullptr);
 }
 
 // ---- the same with lists; only calls that block ----
@@ -139,24 +131,24 @@ PyObject* barrier(PyObject*, Arguments given, Py_ssize_t) {
 /// (self, output_lists, inputs, opts)
 PyObject* all_gather(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
-    PyObject *outputs = only(given[1]), *input = only(given[2]);
-    if (outputs == nullptr || input == nullptr || !request.read(given[0], given[3]) ||
+    const nb::object outputs = only(given[1]), input = only(given[2]);
+    if (!outputs.is_valid() || !input.is_valid() || !request.read(given[0], given[3]) ||
         !request.blocking())
         return not_ordinary();
-    return Request::ended(all_gather_list(request.group(), outputs, input));
+    return Request::ended(all_gather_list(request.group(), outputs.ptr(), input.ptr()));
 }
 
 /// (self, outputs, input_lists, opts)
 PyObject* reduce_scatter(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
     Tensor tensor;
-    PyObject *output = only(given[1]), *inputs = only(given[2]);
-    if (output == nullptr || inputs == nullptr || !request.read(given[0], given[3]) ||
-        !request.blocking() || !read(output, tensor))
+    const nb::object output = only(given[1]), inputs = only(given[2]);
+    if (!output.is_valid() || !inputs.is_valid() || !request.read(given[0], given[3]) ||
+        !request.blocking() || !read(output.ptr(), tensor))
         return not_ordinary();
     const ReduceOp op = request.op(*tensor.type);
     if (op == ReduceOp::none) return not_ordinary();
-    return Request::ended(reduce_scatter_list(request.group(), output, inputs, op));
+    return Request::ended(reduce_scatter_list(request.group(), output.ptr(), inputs.ptr(), op));
 }
 
 /// (self, outputs, inputs, opts)
@@ -167,33 +159,33 @@ PyObject* all_to_all(PyObject*, Arguments given, Py_ssize_t) {
 }
 
 /// The list of a root, as torch passes it: in a list on the root, an empty list elsewhere.
-PyObject* list_of_root(PyObject* lists) {
-    if (PyList_CheckExact(lists) && PyList_GET_SIZE(lists) == 0) return Py_None;
+nb::object list_of_root(PyObject* lists) {
+    if (PyList_CheckExact(lists) && PyList_GET_SIZE(lists) == 0) return nb::none();
     return only(lists);
 }
 
 /// (self, output_lists, inputs, opts)
 PyObject* gather(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
-    PyObject *outputs = list_of_root(given[1]), *input = only(given[2]);
-    if (outputs == nullptr || input == nullptr || !request.read(given[0], given[3]) ||
+    const nb::object outputs = list_of_root(given[1]), input = only(given[2]);
+    if (!outputs.is_valid() || !input.is_valid() || !request.read(given[0], given[3]) ||
         !request.blocking())
         return not_ordinary();
     const int root = request.root();
     if (root < 0) return not_ordinary();
-    return Request::ended(gather_list(request.group(), input, outputs, root));
+    return Request::ended(gather_list(request.group(), input.ptr(), outputs.ptr(), root));
 }
 
 /// (self, outputs, input_lists, opts)
 PyObject* scatter(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
-    PyObject *output = only(given[1]), *inputs = list_of_root(given[2]);
-    if (output == nullptr || inputs == nullptr || !request.read(given[0], given[3]) ||
+    const nb::object output = only(given[1]), inputs = list_of_root(given[2]);
+    if (!output.is_valid() || !inputs.is_valid() || !request.read(given[0], given[3]) ||
         !request.blocking())
         return not_ordinary();
     const int root = request.root();
     if (root < 0) return not_ordinary();
-    return Request::ended(scatter_list(request.group(), output, inputs, root));
+    return Request::ended(scatter_list(request.group(), output.ptr(), inputs.ptr(), root));
 }
 
 // ---- messages ----
@@ -202,14 +194,15 @@ PyObject* scatter(PyObject*, Arguments given, Py_ssize_t) {
 PyObject* message(bool sending, Arguments given) {
     Request request;
     Tensor tensor;
-    PyObject* own = only(given[1]);
-    if (own == nullptr || !request.read(given[0]) || !read(own, tensor)) return not_ordinary();
+    const nb::object own = only(given[1]);
+    if (!own.is_valid() || !request.read(given[0]) || !read(own.ptr(), tensor))
+        return not_ordinary();
     const auto peer = integer_of(given[2]);
     const auto tag = given[3] == Py_None ? 0 : integer_of(given[3]);
     const FastGroup& group = request.group();
     if (!peer || !tag || *peer < 0 || *peer >= group.size || *peer == group.rank)
         return not_ordinary();
-    return request.post_message(sending, given[1], tensor, static_cast<int>(*peer), *tag);
+    return request.post_message(sending, own.ptr(), tensor, static_cast<int>(*peer), *tag);
 }
 
 PyObject* send(PyObject*, Arguments given, Py_ssize_t) { return message(true, given); }

@@ -218,6 +218,24 @@ def test_handles_that_are_dropped(run):
     run(drop)
 
 
+def change_the_list(rank, folder):
+    group, come = dist.new_group(), folder / "come"
+    tensors = [data(rank, (1000,))]
+    own = tensors[0]
+    if rank != 0:
+        wait_until(come.exists)
+    work = group.allreduce(tensors)  # without torch's function, which makes a list of its own
+    tensors[0] = None
+    if rank == 0:
+        come.touch()
+    assert work.result()[0] is own
+    same(own, total((1000,)))
+
+
+def test_the_list_of_a_call_may_change_afterwards(run):
+    run(change_the_list)
+
+
 def wait_in_any_order(rank, folder):
     group = dist.new_group()
     tensors = [data(rank, (7,), slot=slot) for slot in range(12)]
