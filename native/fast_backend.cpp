@@ -15,6 +15,11 @@ namespace unisono {
 
 namespace {
 
+/// Reads an ordinary tensor of torch; an array of NumPy is none here.
+bool read_tensor(PyObject* object, Tensor& tensor) {
+    return TensorReader::instance().read_torch(object, tensor);
+}
+
 /// The only entry of a list, kept because the caller may change the list during the call; invalid
 /// if it is not a list of one.
 nb::object only(PyObject* list) {
@@ -30,7 +35,7 @@ PyObject* all_reduce(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
     Tensor tensor;
     const nb::object own = only(given[1]);
-    if (!own.is_valid() || !request.read(given[0], given[2]) || !read(own.ptr(), tensor))
+    if (!own.is_valid() || !request.read(given[0], given[2]) || !read_tensor(own.ptr(), tensor))
         return not_ordinary();
     CallArguments call = call_of(Verb::all_reduce, tensor);
     call.source = call.target = tensor.data;
@@ -44,7 +49,7 @@ PyObject* broadcast(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
     Tensor tensor;
     const nb::object own = only(given[1]);
-    if (!own.is_valid() || !request.read(given[0], given[2]) || !read(own.ptr(), tensor))
+    if (!own.is_valid() || !request.read(given[0], given[2]) || !read_tensor(own.ptr(), tensor))
         return not_ordinary();
     CallArguments call = call_of(Verb::broadcast, tensor);
     call.root = request.root();
@@ -59,7 +64,7 @@ PyObject* reduce(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
     Tensor tensor;
     const nb::object own = only(given[1]);
-    if (!own.is_valid() || !request.read(given[0], given[2]) || !read(own.ptr(), tensor))
+    if (!own.is_valid() || !request.read(given[0], given[2]) || !read_tensor(own.ptr(), tensor))
         return not_ordinary();
     CallArguments call = call_of(Verb::reduce, tensor);
     call.root = request.root();
@@ -74,8 +79,8 @@ PyObject* reduce(PyObject*, Arguments given, Py_ssize_t) {
 PyObject* all_gather_single(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
     Tensor output, input;
-    if (!request.read(given[0], given[3]) || !read(given[1], output) || !read(given[2], input) ||
-        !fit_part(request.group(), output, input))
+    if (!request.read(given[0], given[3]) || !read_tensor(given[1], output) ||
+        !read_tensor(given[2], input) || !fit_part(request.group(), output, input))
         return not_ordinary();
     CallArguments call = call_of(Verb::all_gather, input);
     call.source = input.data;
@@ -87,8 +92,8 @@ PyObject* all_gather_single(PyObject*, Arguments given, Py_ssize_t) {
 PyObject* reduce_scatter_single(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
     Tensor output, input;
-    if (!request.read(given[0], given[3]) || !read(given[1], output) || !read(given[2], input) ||
-        !fit_part(request.group(), input, output))
+    if (!request.read(given[0], given[3]) || !read_tensor(given[1], output) ||
+        !read_tensor(given[2], input) || !fit_part(request.group(), input, output))
         return not_ordinary();
     CallArguments call = call_of(Verb::reduce_scatter, output);
     call.op = request.op(*output.type);
@@ -106,8 +111,8 @@ PyObject* all_to_all_single(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
     Tensor output, input;
     if (!is_empty(given[3]) || !is_empty(given[4]) || !request.read(given[0], given[5]) ||
-        !read(given[1], output) || !read(given[2], input) || output.count != input.count ||
-        output.data == input.data || !fit(output, input) ||
+        !read_tensor(given[1], output) || !read_tensor(given[2], input) ||
+        output.count != input.count || output.data == input.data || !fit(output, input) ||
         !has_equal_rows(request.group(), output) || !has_equal_rows(request.group(), input))
         return not_ordinary();
     CallArguments call = call_of(Verb::all_to_all, input);
@@ -144,7 +149,7 @@ PyObject* reduce_scatter(PyObject*, Arguments given, Py_ssize_t) {
     Tensor tensor;
     const nb::object output = only(given[1]), inputs = only(given[2]);
     if (!output.is_valid() || !inputs.is_valid() || !request.read(given[0], given[3]) ||
-        !request.blocking() || !read(output.ptr(), tensor))
+        !request.blocking() || !read_tensor(output.ptr(), tensor))
         return not_ordinary();
     const ReduceOp op = request.op(*tensor.type);
     if (op == ReduceOp::none) return not_ordinary();
@@ -191,22 +196,26 @@ PyObject* scatter(PyObject*, Arguments given, Py_ssize_t) {
 // ---- messages ----
 
 /// (self, tensors, peer, tag)
-PyObject* message(bool sending, Arguments given) {
+PyObject* message(bool sending, Arguments given, Py_ssize_t number) {
     Request request;
     Tensor tensor;
     const nb::object own = only(given[1]);
-    if (!own.is_valid() || !request.read(given[0]) || !read(own.ptr(), tensor))
+    if (!own.is_valid() || !request.read(given[0]) || !read_tensor(own.ptr(), tensor))
         return not_ordinary();
     const auto peer = integer_of(given[2]);
-    const auto tag = given[3] == Py_None ? 0 : integer_of(given[3]);
+    const auto tag = number < 4 ? 0 : integer_of(given[3]);
     const FastGroup& group = request.group();
     if (!peer || !tag || *peer < 0 || *peer >= group.size || *peer == group.rank)
         return not_ordinary();
     return request.post_message(sending, own.ptr(), tensor, static_cast<int>(*peer), *tag);
 }
 
-PyObject* send(PyObject*, Arguments given, Py_ssize_t) { return message(true, given); }
-PyObject* recv(PyObject*, Arguments given, Py_ssize_t) { return message(false, given); }
+PyObject* send(PyObject*, Arguments given, Py_ssize_t number) {
+    return message(true, given, number);
+}
+PyObject* recv(PyObject*, Arguments given, Py_ssize_t number) {
+    return message(false, given, number);
+}
 
 // ---- methods of a work ----
 
@@ -246,8 +255,9 @@ void on_done(const BackendCall& call, nb::object function) {
     call.handle.on_done(std::move(function));
 }
 
-/// Lets the last argument be None or be given by the keyword "opts", as torch does, and keeps C++
-/// exceptions from Python. Python says what is wrong with other arguments.
+/// Lets the last argument be left out, which is None then, or be given by the keyword "opts", as
+/// torch does, and keeps C++ exceptions from Python. Python says what is wrong with other
+/// arguments.
 template <PyObject* (*function)(PyObject*, Arguments, Py_ssize_t), Py_ssize_t count>
 PyObject* with_options(PyObject* self, Arguments given, Py_ssize_t number, PyObject* names) {
     const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
@@ -259,7 +269,7 @@ PyObject* with_options(PyObject* self, Arguments given, Py_ssize_t number, PyObj
         std::array<PyObject*, count> all;
         std::copy_n(given, number, all.begin());
         all.back() = Py_None;
-        return function(self, all.data(), count);
+        return function(self, all.data(), number);
     } catch (const std::bad_alloc&) {
         return PyErr_NoMemory();
     }

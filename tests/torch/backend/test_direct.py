@@ -172,6 +172,8 @@ def leave_alone(rank, folder):
     assert is_left("all_reduce", [torch.zeros(3)] * 2, None)
     assert is_left("all_reduce", (torch.zeros(3),), None)
     assert is_left("broadcast", [torch.zeros(3)], None)
+    assert is_left("broadcast", [torch.zeros(3).numpy()], dist.BroadcastOptions())
+    assert is_left("send", [torch.zeros(3)], (rank + 1) % RANKS, None)  # a tag that is none
     whole = torch.zeros(3 * RANKS)
     assert is_left("all_gather_single", whole, whole[1:4], None)  # no part of its own
     assert is_left("all_gather_single", whole, torch.zeros(2), None)
