@@ -225,7 +225,7 @@ PyObject* wait(PyObject*, Arguments given, Py_ssize_t) {
     if (given[1] != Py_None && !is_unset(given[1])) return not_ordinary();
     const nb::object native = attribute(given[0], backend().call);
     if (!native.is_valid() || Py_TYPE(native.ptr()) != backend().call_type) return not_ordinary();
-    const auto& call = *nb::inst_ptr<BackendCall>(native);
+    auto& call = *nb::inst_ptr<BackendCall>(native);
     const auto& completion = call.handle.completion;
     if (!completion->done()) {
         const Limits forever{1e18, interrupted};  // the call itself has a deadline
@@ -242,6 +242,7 @@ PyObject* wait(PyObject*, Arguments given, Py_ssize_t) {
             return nullptr;
         }
     }
+    call.handle.kept = {};
     return completion->failure() == nullptr ? Py_NewRef(Py_True) : not_ordinary();
 }
 
@@ -254,6 +255,23 @@ void on_done(const BackendCall& call, nb::object function) {
     }
     call.handle.on_done(std::move(function));
 }
+
+/// Shows Python's collector what a call has. Not what it keeps until it has ended: others have
+/// that.
+int traverse_call(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (!nb::inst_ready(self)) return 0;
+    const auto& call = *nb::inst_ptr<BackendCall>(self);
+    Py_VISIT(call.process_group.ptr());
+    Py_VISIT(call.calls.ptr());
+    Py_VISIT(call.tensors.ptr());
+    return 0;
+}
+
+PyType_Slot call_slots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(&traverse_call)},
+    {0, nullptr},
+};
 
 /// Lets the last argument be left out, which is None then, or be given by the keyword "opts", as
 /// torch does, and keeps C++ exceptions from Python. Python says what is wrong with other
@@ -310,7 +328,7 @@ void add_fast_backend(nb::module_& fast) {
     const nb::class_<BackendGroup> group(module, "BackendGroup");
     backend().group_type = reinterpret_cast<PyTypeObject*>(group.ptr());
     const nb::class_<BackendCall> call =
-        nb::class_<BackendCall>(module, "BackendCall")
+        nb::class_<BackendCall>(module, "BackendCall", nb::type_slots(call_slots))
             .def_prop_ro("handle", [](BackendCall& self) -> CallHandle& { return self.handle; })
             .def("on_done", &on_done)
             .def_prop_ro("process_group", [](BackendCall& self) { return self.process_group; })

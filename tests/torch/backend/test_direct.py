@@ -238,6 +238,20 @@ def test_the_list_of_a_call_may_change_afterwards(run):
     run(change_the_list)
 
 
+def hold_the_work(rank, folder):
+    """A tensor has the work that writes it as an attribute."""
+    x = data(rank, (1000,))
+    x.work, alive = dist.all_reduce(x, async_op=True), weakref.ref(x)
+    x.work.wait()
+    del x
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_tensor_may_have_its_work(run):
+    run(hold_the_work)
+
+
 def wait_in_any_order(rank, folder):
     group = dist.new_group()
     tensors = [data(rank, (7,), slot=slot) for slot in range(12)]
