@@ -137,7 +137,11 @@ PyObject* run_into_new(FastGroup& group, CallArguments& call, PyObject* like, co
     const auto kept = group.shared_from_this();
     nb::object made = nb::steal(TensorReader::instance().make_like(like, tensor, rows));
     Tensor result;
-    if (!made.is_valid()) return nullptr;
+    if (!made.is_valid()) {  // Python says why
+        if (PyErr_ExceptionMatches(PyExc_Exception) == 0) return nullptr;
+        PyErr_Clear();
+        return not_ordinary();
+    }
     if (!read_target(made.ptr(), result)) return not_ordinary();
     call.target = result.data;
     return run(group, call) ? made.release().ptr() : nullptr;
