@@ -118,11 +118,12 @@ CallHandle start(Communicator& self, int verb, std::uintptr_t source, std::uintp
 }
 
 /// Waits for a call of this group; whether it has ended well. What went wrong is for check().
-bool finish(Communicator& self, const CallHandle& handle) {
+bool finish(Communicator& self, CallHandle& handle) {
     if (handle.transfer != nullptr)
         handle.wait(1e18);
     else if (!handle.completion->done())
         guarded([&] { self.finish(handle.completion, {1e18, interrupted}); });
+    handle.kept = {};
     return handle.completion->failure() == nullptr;
 }
 

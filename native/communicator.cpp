@@ -148,8 +148,7 @@ void Communicator::run(const std::shared_ptr<Transfer>& transfer, const Limits& 
 
 void Communicator::start(const std::shared_ptr<Transfer>& transfer, double seconds) {
     fork_guard_.check();
-    job_->mailbox().post(transfer, seconds);
-    if (!transfer->completion.done()) job_->mailbox().serve_in_background();
+    job_->mailbox().start(transfer, seconds);
 }
 
 std::unique_ptr<Communicator> Communicator::split(const std::vector<int>& ranks, std::int64_t key,

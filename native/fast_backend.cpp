@@ -15,16 +15,17 @@ namespace unisono {
 
 namespace {
 
-/// The only entry of a list; null if it is not a list of one.
-PyObject* only(PyObject* list) {
-    return PyList_CheckExact(list) && PyList_GET_SIZE(list) == 1 ? PyList_GET_ITEM(list, 0)
-                                                                 : nullptr;
+/// Reads an ordinary tensor of torch; an array of NumPy is none here.
+bool read_tensor(PyObject* object, Tensor& tensor) {
+    return TensorReader::instance().read_torch(object, tensor);
 }
 
-PyObject* list_of(PyObject* tensor) {
-    PyObject* list = PyList_New(1);
-    if (list != nullptr) PyList_SET_ITEM(list, 0, Py_NewRef(tensor));
-    return list;
+/// The only entry of a list, kept because the caller may change the list during the call; invalid
+/// if it is not a list of one.
+nb::object only(PyObject* list) {
+    return PyList_CheckExact(list) && PyList_GET_SIZE(list) == 1
+               ? nb::borrow(PyList_GET_ITEM(list, 0))
+               : nb::object();
 }
 
 // ---- methods of a group; the last argument is the options ----
@@ -33,37 +34,37 @@ PyObject* list_of(PyObject* tensor) {
 PyObject* all_reduce(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
     Tensor tensor;
-    PyObject* own = only(given[1]);
-    if (own == nullptr || !request.read(given[0], given[2]) || !read(own, tensor))
+    const nb::object own = only(given[1]);
+    if (!own.is_valid() || !request.read(given[0], given[2]) || !read_tensor(own.ptr(), tensor))
         return not_ordinary();
     CallArguments call = call_of(Verb::all_reduce, tensor);
     call.source = call.target = tensor.data;
     call.op = request.op(*tensor.type);
     if (call.op == ReduceOp::none) return not_ordinary();
-    return request.make(call, given[1]);
+    return request.make(call, own.ptr());
 }
 
 /// (self, tensors, opts)
 PyObject* broadcast(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
     Tensor tensor;
-    PyObject* own = only(given[1]);
-    if (own == nullptr || !request.read(given[0], given[2]) || !read(own, tensor))
+    const nb::object own = only(given[1]);
+    if (!own.is_valid() || !request.read(given[0], given[2]) || !read_tensor(own.ptr(), tensor))
         return not_ordinary();
     CallArguments call = call_of(Verb::broadcast, tensor);
     call.root = request.root();
     if (call.root < 0) return not_ordinary();
     call.source = call.root == request.group().rank ? tensor.data : nullptr;
     call.target = tensor.data;
-    return request.make(call, given[1]);
+    return request.make(call, own.ptr());
 }
 
 /// (self, tensors, opts)
 PyObject* reduce(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
     Tensor tensor;
-    PyObject* own = only(given[1]);
-    if (own == nullptr || !request.read(given[0], given[2]) || !read(own, tensor))
+    const nb::object own = only(given[1]);
+    if (!own.is_valid() || !request.read(given[0], given[2]) || !read_tensor(own.ptr(), tensor))
         return not_ordinary();
     CallArguments call = call_of(Verb::reduce, tensor);
     call.root = request.root();
@@ -71,37 +72,35 @@ PyObject* reduce(PyObject*, Arguments given, Py_ssize_t) {
     if (call.root < 0 || call.op == ReduceOp::none) return not_ordinary();
     call.source = tensor.data;
     call.target = call.root == request.group().rank ? tensor.data : nullptr;
-    return request.make(call, given[1]);
+    return request.make(call, own.ptr());
 }
 
 /// (self, output, input, opts)
 PyObject* all_gather_single(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
     Tensor output, input;
-    if (!request.read(given[0], given[3]) || !read(given[1], output) || !read(given[2], input) ||
-        !fit_part(request.group(), output, input))
+    if (!request.read(given[0], given[3]) || !read_tensor(given[1], output) ||
+        !read_tensor(given[2], input) || !fit_part(request.group(), output, input))
         return not_ordinary();
     CallArguments call = call_of(Verb::all_gather, input);
     call.source = input.data;
     call.target = output.data;
-    const nb::object tensors = nb::steal(list_of(given[1]));
-    return request.make(call, tensors.ptr(), given[2]);
+    return request.make(call, given[1], given[2]);
 }
 
 /// (self, output, input, opts)
 PyObject* reduce_scatter_single(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
     Tensor output, input;
-    if (!request.read(given[0], given[3]) || !read(given[1], output) || !read(given[2], input) ||
-        !fit_part(request.group(), input, output))
+    if (!request.read(given[0], given[3]) || !read_tensor(given[1], output) ||
+        !read_tensor(given[2], input) || !fit_part(request.group(), input, output))
         return not_ordinary();
     CallArguments call = call_of(Verb::reduce_scatter, output);
     call.op = request.op(*output.type);
     if (call.op == ReduceOp::none) return not_ordinary();
     call.source = input.data;
     call.target = output.data;
-    const nb::object tensors = nb::steal(list_of(given[1]));
-    return request.make(call, tensors.ptr(), given[2]);
+    return request.make(call, given[1], given[2]);
 }
 
 /// (self, output, input, output_splits, input_splits, opts); splits that are empty mean equal ones.
@@ -112,16 +111,15 @@ PyObject* all_to_all_single(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
     Tensor output, input;
     if (!is_empty(given[3]) || !is_empty(given[4]) || !request.read(given[0], given[5]) ||
-        !read(given[1], output) || !read(given[2], input) || output.count != input.count ||
-        output.data == input.data || !fit(output, input) ||
+        !read_tensor(given[1], output) || !read_tensor(given[2], input) ||
+        output.count != input.count || output.data == input.data || !fit(output, input) ||
         !has_equal_rows(request.group(), output) || !has_equal_rows(request.group(), input))
         return not_ordinary();
     CallArguments call = call_of(Verb::all_to_all, input);
     call.count = input.count / static_cast<std::uint64_t>(request.group().size);
     call.source = input.data;
     call.target = output.data;
-    const nb::object tensors = nb::steal(list_of(given[1]));
-    return request.make(call, tensors.ptr(), given[2]);
+    return request.make(call, given[1], given[2]);
 }
 
 /// (self, opts)
@@ -130,8 +128,7 @@ PyObject* barrier(PyObject*, Arguments given, Py_ssize_t) {
     if (!request.read(given[0], given[1])) return not_ordinary();
     CallArguments call;
     call.verb = Verb::barrier;
-    const nb::object tensors = nb::steal(PyList_New(0));
-    return request.make(call, tensors.ptr());
+    return request.make(call, nullptr);
 }
 
 // ---- the same with lists; only calls that block ----
@@ -139,24 +136,24 @@ PyObject* barrier(PyObject*, Arguments given, Py_ssize_t) {
 /// (self, output_lists, inputs, opts)
 PyObject* all_gather(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
-    PyObject *outputs = only(given[1]), *input = only(given[2]);
-    if (outputs == nullptr || input == nullptr || !request.read(given[0], given[3]) ||
+    const nb::object outputs = only(given[1]), input = only(given[2]);
+    if (!outputs.is_valid() || !input.is_valid() || !request.read(given[0], given[3]) ||
         !request.blocking())
         return not_ordinary();
-    return Request::ended(all_gather_list(request.group(), outputs, input));
+    return Request::ended(all_gather_list(request.group(), outputs.ptr(), input.ptr()));
 }
 
 /// (self, outputs, input_lists, opts)
 PyObject* reduce_scatter(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
     Tensor tensor;
-    PyObject *output = only(given[1]), *inputs = only(given[2]);
-    if (output == nullptr || inputs == nullptr || !request.read(given[0], given[3]) ||
-        !request.blocking() || !read(output, tensor))
+    const nb::object output = only(given[1]), inputs = only(given[2]);
+    if (!output.is_valid() || !inputs.is_valid() || !request.read(given[0], given[3]) ||
+        !request.blocking() || !read_tensor(output.ptr(), tensor))
         return not_ordinary();
     const ReduceOp op = request.op(*tensor.type);
     if (op == ReduceOp::none) return not_ordinary();
-    return Request::ended(reduce_scatter_list(request.group(), output, inputs, op));
+    return Request::ended(reduce_scatter_list(request.group(), output.ptr(), inputs.ptr(), op));
 }
 
 /// (self, outputs, inputs, opts)
@@ -167,53 +164,58 @@ PyObject* all_to_all(PyObject*, Arguments given, Py_ssize_t) {
 }
 
 /// The list of a root, as torch passes it: in a list on the root, an empty list elsewhere.
-PyObject* list_of_root(PyObject* lists) {
-    if (PyList_CheckExact(lists) && PyList_GET_SIZE(lists) == 0) return Py_None;
+nb::object list_of_root(PyObject* lists) {
+    if (PyList_CheckExact(lists) && PyList_GET_SIZE(lists) == 0) return nb::none();
     return only(lists);
 }
 
 /// (self, output_lists, inputs, opts)
 PyObject* gather(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
-    PyObject *outputs = list_of_root(given[1]), *input = only(given[2]);
-    if (outputs == nullptr || input == nullptr || !request.read(given[0], given[3]) ||
+    const nb::object outputs = list_of_root(given[1]), input = only(given[2]);
+    if (!outputs.is_valid() || !input.is_valid() || !request.read(given[0], given[3]) ||
         !request.blocking())
         return not_ordinary();
     const int root = request.root();
     if (root < 0) return not_ordinary();
-    return Request::ended(gather_list(request.group(), input, outputs, root));
+    return Request::ended(gather_list(request.group(), input.ptr(), outputs.ptr(), root));
 }
 
 /// (self, outputs, input_lists, opts)
 PyObject* scatter(PyObject*, Arguments given, Py_ssize_t) {
     Request request;
-    PyObject *output = only(given[1]), *inputs = list_of_root(given[2]);
-    if (output == nullptr || inputs == nullptr || !request.read(given[0], given[3]) ||
+    const nb::object output = only(given[1]), inputs = list_of_root(given[2]);
+    if (!output.is_valid() || !inputs.is_valid() || !request.read(given[0], given[3]) ||
         !request.blocking())
         return not_ordinary();
     const int root = request.root();
     if (root < 0) return not_ordinary();
-    return Request::ended(scatter_list(request.group(), output, inputs, root));
+    return Request::ended(scatter_list(request.group(), output.ptr(), inputs.ptr(), root));
 }
 
 // ---- messages ----
 
 /// (self, tensors, peer, tag)
-PyObject* message(bool sending, Arguments given) {
+PyObject* message(bool sending, Arguments given, Py_ssize_t number) {
     Request request;
     Tensor tensor;
-    PyObject* own = only(given[1]);
-    if (own == nullptr || !request.read(given[0]) || !read(own, tensor)) return not_ordinary();
+    const nb::object own = only(given[1]);
+    if (!own.is_valid() || !request.read(given[0]) || !read_tensor(own.ptr(), tensor))
+        return not_ordinary();
     const auto peer = integer_of(given[2]);
-    const auto tag = given[3] == Py_None ? 0 : integer_of(given[3]);
+    const auto tag = number < 4 ? 0 : integer_of(given[3]);
     const FastGroup& group = request.group();
     if (!peer || !tag || *peer < 0 || *peer >= group.size || *peer == group.rank)
         return not_ordinary();
-    return request.post_message(sending, given[1], tensor, static_cast<int>(*peer), *tag);
+    return request.post_message(sending, own.ptr(), tensor, static_cast<int>(*peer), *tag);
 }
 
-PyObject* send(PyObject*, Arguments given, Py_ssize_t) { return message(true, given); }
-PyObject* recv(PyObject*, Arguments given, Py_ssize_t) { return message(false, given); }
+PyObject* send(PyObject*, Arguments given, Py_ssize_t number) {
+    return message(true, given, number);
+}
+PyObject* recv(PyObject*, Arguments given, Py_ssize_t number) {
+    return message(false, given, number);
+}
 
 // ---- methods of a work ----
 
@@ -223,7 +225,7 @@ PyObject* wait(PyObject*, Arguments given, Py_ssize_t) {
     if (given[1] != Py_None && !is_unset(given[1])) return not_ordinary();
     const nb::object native = attribute(given[0], backend().call);
     if (!native.is_valid() || Py_TYPE(native.ptr()) != backend().call_type) return not_ordinary();
-    const auto& call = *nb::inst_ptr<BackendCall>(native);
+    auto& call = *nb::inst_ptr<BackendCall>(native);
     const auto& completion = call.handle.completion;
     if (!completion->done()) {
         const Limits forever{1e18, interrupted};  // the call itself has a deadline
@@ -240,6 +242,7 @@ PyObject* wait(PyObject*, Arguments given, Py_ssize_t) {
             return nullptr;
         }
     }
+    call.handle.kept = {};
     return completion->failure() == nullptr ? Py_NewRef(Py_True) : not_ordinary();
 }
 
@@ -253,8 +256,26 @@ void on_done(const BackendCall& call, nb::object function) {
     call.handle.on_done(std::move(function));
 }
 
-/// Lets the last argument be None or be given by the keyword "opts", as torch does, and keeps C++
-/// exceptions from Python. Python says what is wrong with other arguments.
+/// Shows Python's collector what a call has. Not what it keeps until it has ended: others have
+/// that.
+int traverse_call(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (!nb::inst_ready(self)) return 0;
+    const auto& call = *nb::inst_ptr<BackendCall>(self);
+    Py_VISIT(call.process_group.ptr());
+    Py_VISIT(call.calls.ptr());
+    Py_VISIT(call.tensors.ptr());
+    return 0;
+}
+
+PyType_Slot call_slots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(&traverse_call)},
+    {0, nullptr},
+};
+
+/// Lets the last argument be left out, which is None then, or be given by the keyword "opts", as
+/// torch does, and keeps C++ exceptions from Python. Python says what is wrong with other
+/// arguments.
 template <PyObject* (*function)(PyObject*, Arguments, Py_ssize_t), Py_ssize_t count>
 PyObject* with_options(PyObject* self, Arguments given, Py_ssize_t number, PyObject* names) {
     const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
@@ -266,7 +287,7 @@ PyObject* with_options(PyObject* self, Arguments given, Py_ssize_t number, PyObj
         std::array<PyObject*, count> all;
         std::copy_n(given, number, all.begin());
         all.back() = Py_None;
-        return function(self, all.data(), count);
+        return function(self, all.data(), number);
     } catch (const std::bad_alloc&) {
         return PyErr_NoMemory();
     }
@@ -307,7 +328,7 @@ void add_fast_backend(nb::module_& fast) {
     const nb::class_<BackendGroup> group(module, "BackendGroup");
     backend().group_type = reinterpret_cast<PyTypeObject*>(group.ptr());
     const nb::class_<BackendCall> call =
-        nb::class_<BackendCall>(module, "BackendCall")
+        nb::class_<BackendCall>(module, "BackendCall", nb::type_slots(call_slots))
             .def_prop_ro("handle", [](BackendCall& self) -> CallHandle& { return self.handle; })
             .def("on_done", &on_done)
             .def_prop_ro("process_group", [](BackendCall& self) { return self.process_group; })

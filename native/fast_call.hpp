@@ -24,7 +24,7 @@
 namespace unisono {
 
 /// A group of this process whose calls we make.
-struct FastGroup {
+struct FastGroup : std::enable_shared_from_this<FastGroup> {
     nanobind::object group;   ///< the Group of core/groups.py
     nanobind::object native;  ///< the Python object of the communicator
     Communicator* communicator = nullptr;
@@ -72,7 +72,8 @@ inline bool is_profiled() {
 }
 
 /// A group by its object or name, or the world for None; null if it is not ours, or calls are
-/// profiled.
+/// profiled. Another thread may destroy it whenever the GIL is released, and torch's functions
+/// release it: so ask when tensors have been read, or keep the group.
 FastGroup* group_of(PyObject* given);
 
 /// An operator that the dtype has; null if it is not ours.

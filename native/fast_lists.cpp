@@ -12,13 +12,16 @@ namespace {
 /// The tensors of a list, if they are ordinary and alike, one for each rank.
 struct TensorList {
     std::vector<Tensor> tensors;
+    nb::object entries;  ///< as they were: other threads may change the list during the call
 
     bool read(const FastGroup& group, PyObject* list, bool as_target) {
         if (!PyList_CheckExact(list) || PyList_GET_SIZE(list) != group.size) return false;
+        entries = nb::steal(PyList_AsTuple(list));
+        if (!entries.is_valid()) throw std::bad_alloc();
         tensors.resize(static_cast<std::size_t>(group.size));
         for (int rank = 0; rank < group.size; ++rank) {
             Tensor& tensor = tensors[static_cast<std::size_t>(rank)];
-            if (!unisono::read(PyList_GET_ITEM(list, rank), tensor)) return false;
+            if (!unisono::read(PyTuple_GET_ITEM(entries.ptr(), rank), tensor)) return false;
             if (as_target && !tensor.writable) return false;
             if (tensor.type->code != tensors[0].type->code || !same_shape(tensor, tensors[0]))
                 return false;
@@ -137,15 +140,20 @@ PyObject* scatter_list(FastGroup& group, PyObject* output, PyObject* inputs, int
 
 namespace {
 
+std::shared_ptr<FastGroup> kept_group_of(PyObject* given) {
+    FastGroup* found = group_of(given);
+    return found == nullptr ? nullptr : found->shared_from_this();
+}
+
 /// (tensor_list, tensor, group)
 PyObject* all_gather(PyObject*, Arguments given, Py_ssize_t) {
-    FastGroup* group = group_of(given[2]);
+    const auto group = kept_group_of(given[2]);
     return group == nullptr ? not_ordinary() : all_gather_list(*group, given[0], given[1]);
 }
 
 /// (output_list, input_list, group)
 PyObject* all_to_all(PyObject*, Arguments given, Py_ssize_t) {
-    FastGroup* group = group_of(given[2]);
+    const auto group = kept_group_of(given[2]);
     return group == nullptr ? not_ordinary() : all_to_all_list(*group, given[0], given[1]);
 }
 
@@ -154,7 +162,7 @@ using Rooted = PyObject* (*)(FastGroup&, PyObject*, PyObject*, int);
 /// (tensor, list, root, group, group_root); the list is None except on the root.
 template <Rooted function>
 PyObject* rooted(PyObject*, Arguments given, Py_ssize_t) {
-    FastGroup* group = group_of(given[3]);
+    const auto group = kept_group_of(given[3]);
     if (group == nullptr) return not_ordinary();
     const auto root = rank_of(*group, given[2], given[4]);
     return root ? function(*group, given[0], given[1], *root) : not_ordinary();

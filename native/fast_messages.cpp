@@ -37,9 +37,10 @@ struct Message {
     std::int64_t tag = 0;
 
     bool read(bool sending, Arguments given) {
-        group = group_of(given[2]);
         const auto number = integer_of(given[3]);
-        if (group == nullptr || !number || !unisono::read(given[0], tensor)) return false;
+        if (!number || !unisono::read(given[0], tensor)) return false;
+        group = group_of(given[2]);
+        if (group == nullptr) return false;
         tag = *number;
         const bool anyone = !sending && given[1] == Py_None && given[4] == Py_None;
         const auto rank = anyone ? std::optional<int>(-1) : rank_of(*group, given[1], given[4]);

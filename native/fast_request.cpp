@@ -80,7 +80,7 @@ int Request::root() const {
     return root && *root >= 0 && *root < group().size ? static_cast<int>(*root) : -1;
 }
 
-PyObject* Request::post_message(bool sending, PyObject* tensors, const Tensor& tensor, int peer,
+PyObject* Request::post_message(bool sending, PyObject* own, const Tensor& tensor, int peer,
                                 std::int64_t tag) const {
     KeptUntilDone::sweep();
     auto transfer = post(group(), sending, tensor, peer, tag, false);
@@ -90,7 +90,7 @@ PyObject* Request::post_message(bool sending, PyObject* tensors, const Tensor& t
     made.tag = tag;
     made.handle.completion = std::shared_ptr<Completion>(transfer, &transfer->completion);
     made.handle.transfer = std::move(transfer);
-    return work_of(std::move(made), backend().message, tensors, nullptr);
+    return work_of(std::move(made), backend().message, own, nullptr);
 }
 
 PyObject* Request::ended(PyObject* result) {
@@ -99,7 +99,7 @@ PyObject* Request::ended(PyObject* result) {
     return Py_NewRef(backend().finished.ptr());
 }
 
-PyObject* Request::start(CallArguments& call, PyObject* tensors, PyObject* other) const {
+PyObject* Request::start(CallArguments& call, PyObject* result, PyObject* other) const {
     KeptUntilDone::sweep();
     BackendCall made;
     FastGroup& group = this->group();
@@ -118,16 +118,18 @@ PyObject* Request::start(CallArguments& call, PyObject* tensors, PyObject* other
         set_explained_error(failure, made.verb, group.group.ptr(), 0);
         return nullptr;
     }
-    return work_of(std::move(made), backend().work, tensors, other);
+    return work_of(std::move(made), backend().work, result, other);
 }
 
 /// The work of a call in progress, with all that it needs.
-PyObject* Request::work_of(BackendCall made, const nb::object& type, PyObject* tensors,
+PyObject* Request::work_of(BackendCall made, const nb::object& type, PyObject* result,
                            PyObject* other) const {
     made.group = own().group;
     made.process_group = nb::borrow(process_group_);
     made.calls = own().calls;
-    made.tensors = nb::borrow(tensors);
+    nb::list tensors;  // not the caller's list, which may change
+    if (result != nullptr) tensors.append(nb::handle(result));
+    made.tensors = std::move(tensors);
     nb::object used = other == nullptr
                           ? made.tensors
                           : nb::object(nb::make_tuple(made.tensors, nb::handle(other)));

@@ -72,15 +72,15 @@ public:
     /// The root; -1: not ordinary.
     int root() const;
 
-    /// Runs the call, or starts it. `tensors` is the list of what it writes, `other` one more
-    /// tensor that has to stay alive.
-    PyObject* make(CallArguments& call, PyObject* tensors, PyObject* other = nullptr) const {
-        if (!blocking_) return start(call, tensors, other);
+    /// Runs the call, or starts it. `result` is the tensor that it writes, or null; `other` one
+    /// more that has to stay alive.
+    PyObject* make(CallArguments& call, PyObject* result, PyObject* other = nullptr) const {
+        if (!blocking_) return start(call, result, other);
         return run(group(), call) ? Py_NewRef(backend().finished.ptr()) : nullptr;
     }
 
     /// Posts a message to or from a rank of the group.
-    PyObject* post_message(bool sending, PyObject* tensors, const Tensor& tensor, int peer,
+    PyObject* post_message(bool sending, PyObject* own, const Tensor& tensor, int peer,
                            std::int64_t tag) const;
 
     /// What torch gets for a call that has blocked and returned this.
@@ -88,8 +88,8 @@ public:
 
 private:
     BackendGroup& own() const { return *nanobind::inst_ptr<BackendGroup>(direct_); }
-    PyObject* start(CallArguments& call, PyObject* tensors, PyObject* other) const;
-    PyObject* work_of(BackendCall made, const nanobind::object& type, PyObject* tensors,
+    PyObject* start(CallArguments& call, PyObject* result, PyObject* other) const;
+    PyObject* work_of(BackendCall made, const nanobind::object& type, PyObject* result,
                       PyObject* other) const;
 
     nanobind::object direct_;

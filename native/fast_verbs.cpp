@@ -18,10 +18,11 @@ bool is_joined(const FastGroup& group, const Tensor& whole, const Tensor& part) 
 
 /// (tensor, op, group, async_op)
 PyObject* all_reduce(PyObject*, Arguments given, Py_ssize_t) {
-    FastGroup* group = group_of(given[2]);
     const auto blocking = blocking_of(given[3]);
     Tensor tensor;
-    if (group == nullptr || !blocking || !read_target(given[0], tensor)) return not_ordinary();
+    if (!blocking || !read_target(given[0], tensor)) return not_ordinary();
+    FastGroup* group = group_of(given[2]);
+    if (group == nullptr) return not_ordinary();
     const Operator* by = operator_of(given[1], *tensor.type);
     if (by == nullptr) return not_ordinary();
     CallArguments call = call_of(Verb::all_reduce, tensor);
@@ -32,10 +33,11 @@ PyObject* all_reduce(PyObject*, Arguments given, Py_ssize_t) {
 
 /// (tensor, dst, op, group, async_op, group_dst)
 PyObject* reduce(PyObject*, Arguments given, Py_ssize_t) {
-    FastGroup* group = group_of(given[3]);
     const auto blocking = blocking_of(given[4]);
     Tensor tensor;
-    if (group == nullptr || !blocking || !read(given[0], tensor)) return not_ordinary();
+    if (!blocking || !read(given[0], tensor)) return not_ordinary();
+    FastGroup* group = group_of(given[3]);
+    if (group == nullptr) return not_ordinary();
     const auto root = rank_of(*group, given[1], given[5]);
     const Operator* by = operator_of(given[2], *tensor.type);
     if (!root || by == nullptr || (*root == group->rank && !tensor.writable)) return not_ordinary();
@@ -49,10 +51,11 @@ PyObject* reduce(PyObject*, Arguments given, Py_ssize_t) {
 
 /// (tensor, src, group, async_op, group_src)
 PyObject* broadcast(PyObject*, Arguments given, Py_ssize_t) {
-    FastGroup* group = group_of(given[2]);
     const auto blocking = blocking_of(given[3]);
     Tensor tensor;
-    if (group == nullptr || !blocking || !read_target(given[0], tensor)) return not_ordinary();
+    if (!blocking || !read_target(given[0], tensor)) return not_ordinary();
+    FastGroup* group = group_of(given[2]);
+    if (group == nullptr) return not_ordinary();
     const auto root = rank_of(*group, given[1], given[4]);
     if (!root) return not_ordinary();
     CallArguments call = call_of(Verb::broadcast, tensor);
@@ -65,11 +68,12 @@ PyObject* broadcast(PyObject*, Arguments given, Py_ssize_t) {
 /// (output, input, group, async_op, joined); `joined`: the output has the input's rows for each
 /// rank
 PyObject* all_gather_into(PyObject*, Arguments given, Py_ssize_t) {
-    FastGroup* group = group_of(given[2]);
     const auto blocking = blocking_of(given[3]);
     Tensor output, input;
-    if (group == nullptr || !blocking || !read_target(given[0], output) || !read(given[1], input) ||
-        !fit_part(*group, output, input) ||
+    if (!blocking || !read_target(given[0], output) || !read(given[1], input))
+        return not_ordinary();
+    FastGroup* group = group_of(given[2]);
+    if (group == nullptr || !fit_part(*group, output, input) ||
         (given[4] == Py_True && !is_joined(*group, output, input)))
         return not_ordinary();
     CallArguments call = call_of(Verb::all_gather, input);
@@ -81,11 +85,12 @@ PyObject* all_gather_into(PyObject*, Arguments given, Py_ssize_t) {
 /// (output, input, op, group, async_op, joined); `joined`: the input has the output's rows for each
 /// rank
 PyObject* reduce_scatter_into(PyObject*, Arguments given, Py_ssize_t) {
-    FastGroup* group = group_of(given[3]);
     const auto blocking = blocking_of(given[4]);
     Tensor output, input;
-    if (group == nullptr || !blocking || !read_target(given[0], output) || !read(given[1], input) ||
-        !fit_part(*group, input, output) ||
+    if (!blocking || !read_target(given[0], output) || !read(given[1], input))
+        return not_ordinary();
+    FastGroup* group = group_of(given[3]);
+    if (group == nullptr || !fit_part(*group, input, output) ||
         (given[5] == Py_True && !is_joined(*group, input, output)))
         return not_ordinary();
     const Operator* by = operator_of(given[2], *input.type);
@@ -99,12 +104,13 @@ PyObject* reduce_scatter_into(PyObject*, Arguments given, Py_ssize_t) {
 
 /// (output, input, group, async_op): equal shares.
 PyObject* all_to_all_into(PyObject*, Arguments given, Py_ssize_t) {
-    FastGroup* group = group_of(given[2]);
     const auto blocking = blocking_of(given[3]);
     Tensor output, input;
-    if (group == nullptr || !blocking || !read_target(given[0], output) || !read(given[1], input) ||
-        output.count != input.count || !fit(output, input) || !has_equal_rows(*group, output) ||
-        !has_equal_rows(*group, input))
+    if (!blocking || !read_target(given[0], output) || !read(given[1], input) ||
+        output.count != input.count || !fit(output, input))
+        return not_ordinary();
+    FastGroup* group = group_of(given[2]);
+    if (group == nullptr || !has_equal_rows(*group, output) || !has_equal_rows(*group, input))
         return not_ordinary();
     CallArguments call = call_of(Verb::all_to_all, input);
     call.count = input.count / static_cast<std::uint64_t>(group->size);
@@ -128,9 +134,14 @@ PyObject* barrier(PyObject*, Arguments given, Py_ssize_t) {
 /// Runs a call into a new tensor; `rows`: its first dimension, if that differs.
 PyObject* run_into_new(FastGroup& group, CallArguments& call, PyObject* like, const Tensor& tensor,
                        std::int64_t rows = -1) {
+    const auto kept = group.shared_from_this();
     nb::object made = nb::steal(TensorReader::instance().make_like(like, tensor, rows));
     Tensor result;
-    if (!made.is_valid()) return nullptr;
+    if (!made.is_valid()) {  // Python says why
+        if (PyErr_ExceptionMatches(PyExc_Exception) == 0) return nullptr;
+        PyErr_Clear();
+        return not_ordinary();
+    }
     if (!read_target(made.ptr(), result)) return not_ordinary();
     call.target = result.data;
     return run(group, call) ? made.release().ptr() : nullptr;
@@ -146,9 +157,10 @@ PyObject* with_no_handle(PyObject* result) {
 
 /// (tensor, op, group, async_op)
 PyObject* all_reduce_new(PyObject*, Arguments given, Py_ssize_t) {
-    FastGroup* group = group_of(given[2]);
     Tensor tensor;
-    if (group == nullptr || given[3] != Py_False || !read(given[0], tensor)) return not_ordinary();
+    if (given[3] != Py_False || !read(given[0], tensor)) return not_ordinary();
+    FastGroup* group = group_of(given[2]);
+    if (group == nullptr) return not_ordinary();
     const Operator* by = operator_of(given[1], *tensor.type);
     if (by == nullptr) return not_ordinary();
     CallArguments call = call_of(Verb::all_reduce, tensor);
@@ -159,9 +171,10 @@ PyObject* all_reduce_new(PyObject*, Arguments given, Py_ssize_t) {
 
 /// (tensor, group, async_op)
 PyObject* all_gather_new(PyObject*, Arguments given, Py_ssize_t) {
-    FastGroup* group = group_of(given[1]);
     Tensor tensor;
-    if (group == nullptr || given[2] != Py_False || !read(given[0], tensor)) return not_ordinary();
+    if (given[2] != Py_False || !read(given[0], tensor)) return not_ordinary();
+    FastGroup* group = group_of(given[1]);
+    if (group == nullptr) return not_ordinary();
     CallArguments call = call_of(Verb::all_gather, tensor);
     call.source = tensor.data;
     const std::int64_t rows = tensor.dimensions == 0 ? 1 : tensor.shape[0];
@@ -170,11 +183,10 @@ PyObject* all_gather_new(PyObject*, Arguments given, Py_ssize_t) {
 
 /// (tensor, op, group, async_op)
 PyObject* reduce_scatter_new(PyObject*, Arguments given, Py_ssize_t) {
-    FastGroup* group = group_of(given[2]);
     Tensor tensor;
-    if (group == nullptr || given[3] != Py_False || !read(given[0], tensor) ||
-        !has_equal_rows(*group, tensor))
-        return not_ordinary();
+    if (given[3] != Py_False || !read(given[0], tensor)) return not_ordinary();
+    FastGroup* group = group_of(given[2]);
+    if (group == nullptr || !has_equal_rows(*group, tensor)) return not_ordinary();
     const Operator* by = operator_of(given[1], *tensor.type);
     if (by == nullptr) return not_ordinary();
     CallArguments call = call_of(Verb::reduce_scatter, tensor);
@@ -187,9 +199,10 @@ PyObject* reduce_scatter_new(PyObject*, Arguments given, Py_ssize_t) {
 
 /// (tensor, src, group)
 PyObject* broadcast_new(PyObject*, Arguments given, Py_ssize_t) {
-    FastGroup* group = group_of(given[2]);
     Tensor tensor;
-    if (group == nullptr || !read(given[0], tensor)) return not_ordinary();
+    if (!read(given[0], tensor)) return not_ordinary();
+    FastGroup* group = group_of(given[2]);
+    if (group == nullptr) return not_ordinary();
     const auto root = rank_of(*group, given[1], Py_None);
     if (!root) return not_ordinary();
     CallArguments call = call_of(Verb::broadcast, tensor);

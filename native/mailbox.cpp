@@ -80,16 +80,11 @@ void Mailbox::wait(const std::shared_ptr<Transfer>& transfer, const Limits& limi
             },
             [&] { throw Failure(*expired(*transfer)); });
     } catch (const Failure& failure) {
-        arena_->log(me_).end(transfer->log_sequence, failed(failure.kind));
-        {
-            const std::lock_guard lock(mutex_);
-            cancel(transfer);
-        }
-        serve_in_background();  // the rest of a message still has to pass the ring
+        give_up(transfer, failure.kind);
         throw;
     }
     if (const Failure* failure = transfer->completion.failure()) {
-        serve_in_background();
+        finish_in_background();
         throw Failure(*failure);
     }
 }

@@ -77,7 +77,11 @@ public:
     /// Makes progress until this transfer is complete; if it throws Failure, it has cancelled it.
     void wait(const std::shared_ptr<Transfer>& transfer, const Limits& limits);
 
-    /// Starts the background thread, or wakes it up.
+    /// Queues a transfer, and leaves it to the background thread. If there can be none, it throws
+    /// Failure and has cancelled the transfer.
+    void start(const std::shared_ptr<Transfer>& transfer, double seconds);
+
+    /// Starts the background thread, or wakes it up. Throws Failure if there can be none.
     void serve_in_background();
 
     /// Ends all transfers of a group that cannot be used any more.
@@ -111,6 +115,8 @@ private:
     std::string last_call_note(const Transfer& transfer) const;
     void record_start(Transfer& transfer) noexcept;
     void cancel(const std::shared_ptr<Transfer>& transfer);
+    void give_up(const std::shared_ptr<Transfer>& transfer, FailureKind why);
+    void finish_in_background() noexcept;
     bool pending() const;
     std::vector<std::shared_ptr<Transfer>> underway() const;
     void supervise();

@@ -85,6 +85,34 @@ void Mailbox::forget(int world_rank) {
         arena_->release_ring(world_rank, me_);
 }
 
+void Mailbox::start(const std::shared_ptr<Transfer>& transfer, double seconds) {
+    post(transfer, seconds);
+    if (transfer->completion.done()) return;
+    try {
+        serve_in_background();
+    } catch (const Failure& failure) {
+        give_up(transfer, failure.kind);
+        throw;
+    }
+}
+
+/// Ends a transfer that the caller will not wait for any more.
+void Mailbox::give_up(const std::shared_ptr<Transfer>& transfer, FailureKind why) {
+    arena_->log(me_).end(transfer->log_sequence, failed(why));
+    {
+        const std::lock_guard lock(mutex_);
+        cancel(transfer);
+    }
+    finish_in_background();
+}
+
+/// Lets the rest of a message pass the ring; without a thread, the next messages push it.
+void Mailbox::finish_in_background() noexcept {
+    try {
+        serve_in_background();
+    } catch (const Failure&) {}
+}
+
 void Mailbox::serve_in_background() {
     const std::lock_guard lock(mutex_);
     if (closed_) return;
@@ -94,12 +122,11 @@ void Mailbox::serve_in_background() {
         return;
     }
     if (thread_.joinable()) thread_.join();  // it has decided to end, and does not need the lock
+    thread_ = start_thread([this] { serve(); });
     serving_ = true;
-    thread_ = std::thread([this] { serve(); });
 }
 
 void Mailbox::serve() {
-    block_unix_signals();
     std::unique_lock lock(mutex_);
     WaitWord& doorbell = arena_->rank_info(me_).doorbell;
     while (!closed_) {

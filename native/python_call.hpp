@@ -80,14 +80,18 @@ private:
 struct CallHandle {
     std::shared_ptr<Completion> completion;
     std::shared_ptr<Transfer> transfer;
+    /// Let go of at the first wait: a tensor may have its handle as an attribute, and Python cannot
+    /// collect a cycle that it does not see.
     KeptUntilDone kept = {};
     ForkGuard fork_guard = {};
 
-    bool wait(double seconds) const {
-        return guarded([&] {
+    bool wait(double seconds) {
+        const bool ended = guarded([&] {
             fork_guard.check();
             return completion->wait({seconds, interrupted});
         });
+        if (ended) kept = {};
+        return ended;
     }
     void check() const {
         if (const Failure* failure = completion->failure()) {

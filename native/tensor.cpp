@@ -119,10 +119,13 @@ void TensorReader::learn_dlpack(int code, int bits, const ElementType& type) {
 }
 
 bool TensorReader::read(PyObject* tensor, Tensor& found) {
-    PyTypeObject* type = Py_TYPE(tensor);
-    if (type == numpy_array_) return read_numpy(tensor, found);
+    return Py_TYPE(tensor) == numpy_array_ ? read_numpy(tensor, found) : read_torch(tensor, found);
+}
+
+bool TensorReader::read_torch(PyObject* tensor, Tensor& found) {
+    const PyTypeObject* type = Py_TYPE(tensor);
     for (std::size_t i = 0; i < torch_count_; ++i)
-        if (type == torch_types_[i]) return read_torch(tensor, found);
+        if (type == torch_types_[i]) return read_dlpack(tensor, found);
     return false;
 }
 
@@ -146,7 +149,7 @@ bool TensorReader::read_numpy(PyObject* object, Tensor& found) {
     return found.count != 0;
 }
 
-bool TensorReader::read_torch(PyObject* tensor, Tensor& found) {
+bool TensorReader::read_dlpack(PyObject* tensor, Tensor& found) {
     DlTensor seen{};
     if (from_torch_(tensor, &seen) != 0) {
         PyErr_Clear();

@@ -51,6 +51,9 @@ public:
     /// Finds the memory; false if the tensor is not ordinary. Sets no Python error.
     bool read(PyObject* tensor, Tensor& found);
 
+    /// The same for a tensor of torch.
+    bool read_torch(PyObject* tensor, Tensor& found);
+
     /// A new tensor like `like`, which was read before, with another first dimension if it is not
     /// negative; null with a Python error.
     PyObject* make_like(PyObject* like, const Tensor& seen, std::int64_t rows);
@@ -62,7 +65,7 @@ private:
     };
 
     bool read_numpy(PyObject* array, Tensor& found);
-    bool read_torch(PyObject* tensor, Tensor& found);
+    bool read_dlpack(PyObject* tensor, Tensor& found);
 
     PyTypeObject* numpy_array_ = nullptr;
     PyObject* numpy_empty_ = nullptr;

@@ -1,4 +1,4 @@
-// native/wait.cpp: the futex calls and the waiting policy.
+// native/wait.cpp: the futex calls, the waiting policy, and threads.
 #include "wait.hpp"
 
 #include <linux/futex.h>
@@ -10,6 +10,8 @@
 #include <climits>
 #include <csignal>
 #include <ctime>
+#include <system_error>
+#include <utility>
 
 namespace unisono {
 
@@ -27,10 +29,20 @@ void wake_all(WaitWord& word) noexcept {
 
 void yield_core() noexcept { sched_yield(); }
 
-void block_unix_signals() noexcept {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, nullptr);
+std::thread start_thread(std::function<void()> body) {
+    try {
+        return std::thread([body = std::move(body)] {
+            sigset_t all;
+            sigfillset(&all);
+            pthread_sigmask(SIG_BLOCK, &all, nullptr);
+            body();
+        });
+    } catch (const std::system_error& error) {
+        throw Failure(FailureKind::system,
+                      format("a call that does not block needs a thread, and none can be started: "
+                             "%s; let the call block, or raise the limit of processes or memory",
+                             error.code().message().c_str()));
+    }
 }
 
 SpinPolicy choose_spin_policy(bool oversubscribed, bool one_session) noexcept {

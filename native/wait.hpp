@@ -5,6 +5,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <thread>
 
 #include "types.hpp"
 
@@ -103,8 +105,9 @@ template <class Ready, class Check, class Expired>
 void wait_until(WaitWord& word, const SpinPolicy& spin_policy, const Limits& limits, Ready ready,
                 Check check, Expired expired);
 
-/// Blocks all Unix signals in this thread, so that Ctrl-C wakes a thread that can handle it.
-void block_unix_signals() noexcept;
+/// Starts a thread. Ctrl-C and other Unix signals go to other threads, which can handle them.
+/// Throws Failure(system) if the system has no room for one more.
+std::thread start_thread(std::function<void()> body);
 
 /// The policy for ranks that share cores (`oversubscribed`) or do not. If the kernel schedules
 /// sessions as groups (autogroup), sched_yield only yields to processes of the same session.

@@ -206,15 +206,15 @@ std::shared_ptr<Completion> Worker::start(CallArguments arguments, double second
     auto completion = std::make_shared<Completion>();
     const std::lock_guard lock(mutex_);
     if (closed_) throw Failure(FailureKind::closed, "the group is closed; make a new one");
+    if (!serving_) {  // first: a call without a thread must not be in the queue
+        if (thread_.joinable())
+            thread_.join();  // it has decided to end, and does not need the lock
+        thread_ = start_thread([this] { serve(); });
+        serving_ = true;
+    }
     const std::uint64_t log_sequence = record_start(arguments);
     queue_.push_back({std::move(arguments), seconds, completion, log_sequence,
                       queued_.fetch_add(1, std::memory_order_relaxed) + 1});
-    if (!serving_) {
-        if (thread_.joinable())
-            thread_.join();  // it has decided to end, and does not need the lock
-        serving_ = true;
-        thread_ = std::thread([this] { serve(); });
-    }
     const bool can_nap = napping_ && lazy_ && queue_.back().bytes() <= short_bytes;
     if (asleep_ && !can_nap) wake_thread();
     return completion;
@@ -262,7 +262,6 @@ bool Worker::wait_for_work(std::unique_lock<std::mutex>& lock) {
 /// GIL, and peers wait for the next call. One of them may close the group, or release the last
 /// reference to the communicator and so destroy this object: then `abandoned` is set.
 void Worker::serve() {
-    block_unix_signals();
     const std::shared_ptr<bool> abandoned = abandoned_;
     std::vector<std::shared_ptr<Completion>> ended;  // their callbacks have not run
     std::unique_lock lock(mutex_);

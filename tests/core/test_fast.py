@@ -6,7 +6,7 @@ import gc
 import re
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 from tests.helpers import worlds
 from unisono.core.fast import registration
 from unisono.core.groups import Group
-from unisono.errors import MismatchError
+from unisono.errors import MismatchError, Unsupported
 from unisono.mindspore.communication import comm_func
 from unisono.mindspore.mint import distributed as mint
 from unisono.torch import distributed as dist
@@ -361,3 +361,45 @@ def keeps_memory(world: Group) -> None:
 
 def test_memory_stays_until_the_call_has_ended(all_worlds: worlds.Worlds) -> None:
     all_worlds.run("shm", 2, keeps_memory)
+
+
+def lets_go_of_cycles(world: Group) -> None:
+    """A tensor that has its own handle as an attribute is collected, whichever way it went."""
+    import torch
+
+    alive = []
+    for way in (nullcontext, lambda: general_way(world)):
+        for _ in range(2):
+            x = torch.ones(1000)
+            with way():
+                x.work = dist.all_reduce(x, async_op=True)  # type: ignore[attr-defined]
+            x.work.wait()  # type: ignore[attr-defined]
+            alive.append(weakref.ref(x))
+            del x
+    gc.collect()
+    assert [each() for each in alive] == [None] * 4
+
+
+@without_torch
+def test_a_tensor_may_have_its_handle(all_worlds: worlds.Worlds) -> None:
+    all_worlds.run("shm", 2, lets_go_of_cycles)
+
+
+def no_new_tensor(world: Group) -> None:
+    """Where torch makes no real tensor for a result, both ways say the same."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    comm_func.all_reduce(torch.ones(3))  # native code knows torch
+    seen = []
+    for way in (nullcontext, lambda: general_way(world)):
+        x = torch.ones(3)
+        with way(), FakeTensorMode(), pytest.raises(Unsupported) as caught:
+            comm_func.all_reduce(x)
+        seen.append(str(caught.value))
+    assert seen[0] == seen[1]
+
+
+@without_torch
+def test_an_error_of_a_new_tensor_is_that_of_the_general_way(all_worlds: worlds.Worlds) -> None:
+    all_worlds.run("shm", 2, no_new_tensor)

@@ -141,6 +141,7 @@ def test_arrays_in_shared_memory(face: str) -> None:
         (["--peer-env", "lam=python"], "no peer 'lam'; there are intel, openmpi, mpich, gloo"),
         (["--peer-env", "mpich=nowhere"], "there is no Python 'nowhere'"),
         (["--plot", "bench.doc"], "--plot bench.doc is not a picture; end it with .svg"),
+        (["--plot", "nowhere/bench.svg"], "--plot nowhere/bench.svg: there is no folder nowhere"),
         (["--from", "nowhere.json"], "--from nowhere.json cannot be read"),
         (["--json", "faces"], "--json faces: write `bench faces --json`"),
         (["--engine", "steam"], "no engine 'steam'"),

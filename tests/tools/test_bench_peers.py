@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,13 @@ def test_a_library_that_fails_says_why(name: str, texts: list[str]) -> None:
     finally:
         own.close()
         own.close()  # twice is harmless
+
+
+def test_a_library_that_has_not_started_ends_at_once() -> None:
+    own = LibraryRanks(Library("slow", [sys.executable, "-c", "import time; time.sleep(60)"]), 2)
+    began = time.monotonic()
+    own.close()
+    assert time.monotonic() - began < 8
 
 
 def test_a_collective_that_a_library_does_not_have() -> None:

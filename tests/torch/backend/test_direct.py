@@ -172,6 +172,8 @@ def leave_alone(rank, folder):
     assert is_left("all_reduce", [torch.zeros(3)] * 2, None)
     assert is_left("all_reduce", (torch.zeros(3),), None)
     assert is_left("broadcast", [torch.zeros(3)], None)
+    assert is_left("broadcast", [torch.zeros(3).numpy()], dist.BroadcastOptions())
+    assert is_left("send", [torch.zeros(3)], (rank + 1) % RANKS, None)  # a tag that is none
     whole = torch.zeros(3 * RANKS)
     assert is_left("all_gather_single", whole, whole[1:4], None)  # no part of its own
     assert is_left("all_gather_single", whole, torch.zeros(2), None)
@@ -216,6 +218,38 @@ def drop(rank, folder):
 
 def test_handles_that_are_dropped(run):
     run(drop)
+
+
+def change_the_list(rank, folder):
+    group, come = dist.new_group(), folder / "come"
+    tensors = [data(rank, (1000,))]
+    own = tensors[0]
+    if rank != 0:
+        wait_until(come.exists)
+    work = group.allreduce(tensors)  # without torch's function, which makes a list of its own
+    tensors[0] = None
+    if rank == 0:
+        come.touch()
+    assert work.result()[0] is own
+    same(own, total((1000,)))
+
+
+def test_the_list_of_a_call_may_change_afterwards(run):
+    run(change_the_list)
+
+
+def hold_the_work(rank, folder):
+    """A tensor has the work that writes it as an attribute."""
+    x = data(rank, (1000,))
+    x.work, alive = dist.all_reduce(x, async_op=True), weakref.ref(x)
+    x.work.wait()
+    del x
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_tensor_may_have_its_work(run):
+    run(hold_the_work)
 
 
 def wait_in_any_order(rank, folder):

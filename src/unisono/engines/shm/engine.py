@@ -62,6 +62,9 @@ class _Records:
 class ShmWork(Work):
     """A call that the native thread runs; keeps the memory alive until it has ended."""
 
+    #: The unfinished work that the engine holds, with this one.
+    held: set[ShmWork] | None = None
+
     def __init__(
         self,
         tracer: Tracer,
@@ -89,6 +92,8 @@ class ShmWork(Work):
             self._communicator.finish(self._pending)  # and runs it here, if it has not begun
         elif not self._pending.wait(timeout):
             raise CommTimeout(f"the call has not ended after {timeout:g} s; it goes on")
+        if self.held is not None:
+            self.held.discard(self)
         try:
             self._pending.check()
         except UnisonoError as error:
@@ -335,6 +340,7 @@ class ShmEngine(Engine):
         # Other threads may do the same at this moment, so nothing is read and then written back.
         self._running.difference_update([old for old in list(self._running) if old._poll()])
         if not work._poll():
+            work.held = self._running
             self._running.add(work)
         return work
 

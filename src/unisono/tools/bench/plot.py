@@ -37,6 +37,8 @@ def check(file: str) -> None:
         raise ArgumentError(f"--plot needs matplotlib: {install_command('matplotlib')}") from None
     if Path(file).suffix.lower() not in _SUFFIXES:
         raise ArgumentError(f"--plot {file} is not a picture; end it with {', '.join(_SUFFIXES)}")
+    if not Path(file).parent.is_dir():
+        raise ArgumentError(f"--plot {file}: there is no folder {Path(file).parent}")
 
 
 def draw(found: dict[str, Any], file: str) -> None:

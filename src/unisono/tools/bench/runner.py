@@ -135,7 +135,8 @@ class LibraryRanks:
         for stream in self._streams.values():
             with suppress(OSError):
                 stream.close()
-        self._supervisor.stop(after=_TIME_TO_LEAVE)
+        has_started = len(self._streams) == self._ranks  # otherwise nobody tells them to leave
+        self._supervisor.stop(after=_TIME_TO_LEAVE if has_started else 0)
         self._supervisor.watch()
         self._resources.close()
 
