@@ -116,6 +116,13 @@ def test_a_call_that_differs_from_the_one_before(run):
         assert "ranks 0, 1: all_reduce float32 x 5 sum" in text and "calls.py:" in text
 
 
+def test_a_call_that_is_made_again_has_the_timeout_of_its_group(alone):
+    *waited, late = alone(3, again.calls_again_with_another_timeout)
+    for text in waited:
+        assert text.startswith("CommTimeout"), text
+    assert late.startswith(("PeerLost", "CommTimeout")), late
+
+
 @pytest.mark.thorough
 def test_a_rank_that_dies_before_a_call_is_made_again(alone):
     for texts in alone(3, again.a_rank_dies_before_the_call_again, dying=[2]):

@@ -68,6 +68,21 @@ def calls_again_that_differ(group: Group) -> list[str]:
     return [text, str(group.calls)]
 
 
+def calls_again_with_another_timeout(group: Group) -> str:
+    """One rank does not come; the others wait as long as the group's timeout is by now."""
+    let_faces_call(group)
+    array = asarray(np.ones(5, np.float32))
+    for _ in range(3):
+        dist.all_reduce(array)
+    assert group.repeats
+    group.engine.timeout = 1.0
+    if group.rank == group.size - 1:
+        time.sleep(5.0)
+    began = time.monotonic()
+    text = outcome(dist.all_reduce, array)
+    return text if time.monotonic() - began < 4.0 else f"late: {text}"
+
+
 def a_rank_dies_before_the_call_again(group: Group) -> list[str]:
     let_faces_call(group)
     array = asarray(np.ones(LARGE, np.float32))

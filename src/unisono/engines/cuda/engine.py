@@ -192,9 +192,14 @@ class CudaEngine(Engine):
         if agreed is None:
             return None
         device = device_at(devices.device_index(buffer))
+        timeout = self.timeout
+        if call.timeout != timeout:
+            return None  # the caller wanted another one for this call alone
 
         def again(tensors: Sequence[Any], number: int) -> bool:
             self._check_process()
+            if self.timeout != timeout:
+                return False  # the next such call is remembered with the new one
             if threading.get_ident() != _main.ident or not self._executor.begin():
                 return False
             waiting = None
