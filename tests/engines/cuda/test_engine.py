@@ -242,6 +242,10 @@ def test_a_leader_that_fails_does_not_fall_behind_the_others(alone, error):
         assert second.startswith("PeerLost: ranks [0"), second
 
 
+def test_streams_of_calls_that_fail_are_used_again(run):
+    run(3, faults.streams_of_calls_that_fail)
+
+
 @pytest.mark.thorough
 def test_survivors_shrink_and_go_on(alone):
     assert alone(3, faults.survivors_go_on, dying=[2]) == [[2.0], [2.0]]

@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.helpers.cuda_cases.calls import LARGE, outcome, summed
 from tests.helpers.cuda_emulator import asarray, gpu
-from unisono.core import dispatch
+from unisono.core import buffers, dispatch
 from unisono.core.groups import Group
 
 
@@ -69,6 +69,24 @@ def the_leader_fails(group: Group, error: BaseException) -> list[str]:
     texts = [outcome(summed, group, asarray(np.ones(9, np.float32)))]
     array.get()  # it does not wait for ever
     return [*texts, outcome(summed, group, array)]
+
+
+def streams_of_calls_that_fail(group: Group) -> None:
+    """Each is used again, whether it was a collective or a message that failed."""
+    ours, size, rank = gpu(), group.size, group.rank
+    after, before = (rank + 1) % size, (rank - 1) % size
+    made = []
+    for turn in range(8):
+        wrong = summed(group, asarray(np.ones(4 + rank)), blocking=False)
+        texts = [outcome(wrong.wait)]
+        dispatch.send(group, buffers.view(asarray(np.ones(4))), after)
+        wrong = dispatch.recv(group, buffers.view(asarray(np.ones(5))), before, blocking=False)
+        texts.append(outcome(wrong.wait))
+        assert all(text.startswith("MismatchError") for text in texts), texts
+        time.sleep(0.01)  # until the streams are free
+        if turn == 1:
+            made = list(ours._streams)
+    assert list(ours._streams) == made
 
 
 def survivors_go_on(group: Group) -> list[float]:

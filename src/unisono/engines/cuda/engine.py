@@ -134,9 +134,11 @@ class CudaEngine(Engine):
 
         def task() -> None:
             device.driver.enter()
-            own = device.take_stream()
-            end = _run(meeting, device, call, own, after, waiting)
-            device.give_stream(own, end)
+            own, end = device.take_stream(), None
+            try:
+                end = _run(meeting, device, call, own, after, waiting)
+            finally:
+                device.give_stream(own, end)
             work.has_begun(end)
 
         work.meeting = self._executor.submit(task, blocking=call.blocking)

@@ -160,6 +160,7 @@ class Messages:
         after = Moment(device, stream)
 
         def receive() -> None:
+            own, end = None, None
             try:
                 device.driver.enter()
                 own = device.take_stream()
@@ -169,7 +170,8 @@ class Messages:
                 work.source, end = self._take(device, call, told, room, own, in_stream=False)
             finally:
                 device.count_receives(-1)
-            device.give_stream(own, end)
+                if own is not None:
+                    device.give_stream(own, end)
             work.has_begun(end)
 
         device.count_receives(1)
