@@ -87,6 +87,10 @@ def test_memory_and_messages(alone, case):
     alone(3, case)
 
 
+def test_a_message_while_another_group_ends(alone):
+    alone(2, messages.message_while_another_group_ends)
+
+
 def test_an_exchange_on_one_queue(alone):
     alone(2, messages.an_exchange_on_one_queue)
 

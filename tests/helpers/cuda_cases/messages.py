@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.helpers import cuda_emulator
 from tests.helpers.cuda_cases.calls import LARGE, outcome, summed
-from tests.helpers.cuda_emulator import asarray, empty, gpu
+from tests.helpers.cuda_emulator import asarray, empty, gpu, on_stream
 from unisono.core import buffers, dispatch
 from unisono.core.groups import Group
 
@@ -112,6 +112,27 @@ def longer_messages(group: Group) -> None:
     part.close()
     assert len(freed) == 3 and len(ours.allocations) == before + len(kept)
     del ours.free
+
+
+def message_while_another_group_ends(group: Group) -> None:
+    """What is received is read from memory that the other group has used as well."""
+    part = group.split(range(group.size), "part")
+    summed(part, asarray(np.ones(3, np.float32)))
+    array = asarray(np.full(2 * LARGE, group.rank, np.int32))
+    gate = threading.Event()
+    if group.rank == 0:
+        dispatch.send(group, buffers.view(array), 1, blocking=False)
+    else:
+        stream = gpu().create_stream()
+        with on_stream(stream):
+            gpu().hold(stream, gate)
+            dispatch.recv(group, buffers.view(array), 0)
+    part.close()
+    gate.set()
+    if group.rank == 1:
+        gpu().synchronize(stream)
+    assert set(array.tolist()) == {0}
+    dispatch.barrier(group)
 
 
 def wrong_messages(group: Group) -> list[str]:
