@@ -25,9 +25,10 @@ from unisono.core.environment import Launch
 from unisono.core.groups import Group
 from unisono.core.trace import RankReport
 from unisono.engines.common.executor import SerialExecutor
-from unisono.engines.cuda.connection import Connection, Meeting
+from unisono.engines.cuda.connection import Connection
 from unisono.engines.cuda.gpu import driver
 from unisono.engines.cuda.gpu.device import Device, End, Moment, Waiting, device_at
+from unisono.engines.cuda.meeting import Meeting
 from unisono.engines.cuda.messages import Messages
 from unisono.engines.cuda.own_gpus import OwnGpus
 from unisono.engines.cuda.watchdog import Watchdog
