@@ -136,8 +136,8 @@ def test_a_rank_that_dies_before_a_call_is_made_again(alone):
 
 @pytest.mark.thorough
 def test_a_tensor_on_the_cpu_among_tensors_on_the_gpu(alone):
-    for text in alone(3, wrong_calls.cpu_against_gpu):
-        assert text.startswith("MismatchError"), text
+    for texts in alone(3, wrong_calls.cpu_against_gpu):
+        assert all(text.startswith("MismatchError") for text in texts), texts
 
 
 def test_both_memories_in_one_call(run):

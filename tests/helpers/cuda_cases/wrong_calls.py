@@ -75,10 +75,18 @@ def elements_at_odd_addresses(group: Group) -> str:
     return text
 
 
-def cpu_against_gpu(group: Group) -> str:
-    """The very first call: one rank has its tensor on the CPU."""
+def cpu_against_gpu(group: Group) -> list[str]:
+    """The very first calls: one rank has its tensor on the CPU, or calls a barrier."""
     array = np.ones(4, np.float32)
-    return outcome(summed, group, array if group.rank == 0 else asarray(array))
+    texts = [outcome(summed, group, array if group.rank == 0 else asarray(array))]
+    if group.rank == 0:
+        texts.append(outcome(dispatch.barrier, group))
+    else:
+        texts.append(outcome(summed(group, asarray(array), blocking=False).wait))
+    on_gpu = asarray(array)
+    summed(group, on_gpu)  # they can go on
+    assert on_gpu.tolist() == [group.size] * 4
+    return texts
 
 
 def two_memories(group: Group) -> str:

@@ -301,7 +301,7 @@ def _run(
     waiting: Waiting | None,
 ) -> End:
     device.driver.enter()  # perhaps in another thread than the caller's
-    connection = meeting.connection()
+    connection = meeting.connection(call.timeout)
     if waiting is None:
         return connection.run(call, stream, after, in_stream=False)
     try:

@@ -39,15 +39,19 @@ class Meeting:
         self._watchdog = watchdog
         place = host.allocate_block(BLOCK_BYTES)
         process = device.exports.process
-        greeting = _GREETING.pack(device.driver.identity.encode(), process, place)
-        self._greetings = np.empty((host.size, len(greeting)), np.uint8)
-        own = np.frombuffer(greeting, np.uint8)
-        caller = inner_caller(host, timeout, blocking=False)
-        call = Call.all_gather(caller, view(own), view(self._greetings.reshape(-1)))
-        self._work: Work = host.all_gather(call)
+        self._own = _GREETING.pack(device.driver.identity.encode(), process, place)
+        self._greetings = np.empty((host.size, len(self._own)), np.uint8)
+        self._work: Work | None = self._greet(timeout)
         #: What joins the ranks, as soon as all have come.
         self.joined: Connection | OwnGpus | None = None
         self._refusal: Unsupported | None = None
+
+    def _greet(self, timeout: float) -> Work:
+        """Begin to tell each other."""
+        caller = inner_caller(self._host, timeout, blocking=False)
+        own = np.frombuffer(self._own, np.uint8)
+        call = Call.all_gather(caller, view(own), view(self._greetings.reshape(-1)))
+        return self._host.all_gather(call)
 
     def check_device(self, device: Device) -> None:
         """Raise an error if a tensor is on another GPU than those of the calls before."""
@@ -57,12 +61,14 @@ class Meeting:
                 "has one for each rank and group"
             )
 
-    def connection(self) -> Connection | OwnGpus:
+    def connection(self, timeout: float) -> Connection | OwnGpus:
         """What joins the ranks, once all have come."""
         if self._refusal is not None:
             raise self._refusal
         if self.joined is None:
-            self._work.wait()
+            work, self._work = self._work or self._greet(timeout), None
+            work.wait()  # if some rank has made another call, the next one begins anew
+            self._work = work
             try:
                 self.joined = self._join()
             except Unsupported as error:  # on all ranks
