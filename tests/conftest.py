@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not worlds.is_essential(engine, item):
             item.add_marker("thorough")
         for mark in item.iter_markers("needs"):
-            for gap in gaps.of(engine):
+            for gap in gaps.of(worlds.opened(engine)):
                 if gap.kind == mark.args[0]:
                     item.add_marker(pytest.mark.skip(reason=f"{engine}: {gap.what}"))
         pooled = "world" in item.fixturenames

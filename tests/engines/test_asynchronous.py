@@ -11,8 +11,9 @@ import pytest
 
 from tests.helpers import cases, oracle
 from tests.helpers.cases import Case
+from tests.helpers.device_memory import memory_of
 from tests.helpers.thorough import essential
-from unisono.core import buffers, dispatch
+from unisono.core import dispatch
 from unisono.core.dtypes import ReduceOp
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, CommTimeout
@@ -94,8 +95,9 @@ def polled(group: Group) -> None:
     """`is_completed` alone brings a call to its end, and its result with it."""
     target = np.zeros(2002, np.float32)[::2]
     source = oracle.values("float32", group.rank, 1001)
+    memory = memory_of(group)
     work = dispatch.all_reduce(
-        group, buffers.view(source), buffers.view(target), ReduceOp.MAX, blocking=False
+        group, memory.view(source), memory.view(target), ReduceOp.MAX, blocking=False
     )
     end = time.monotonic() + 30
     while not work.is_completed():
@@ -126,11 +128,11 @@ def not_yet(group: Group) -> None:
         for wrong in (-1, float("nan"), "1", timedelta(seconds=-1)):
             with pytest.raises(ArgumentError, match="give seconds, 0 or more"):
                 running.work.wait(wrong)
-        dispatch.send(group, buffers.view(np.ones(1)), 1, 1)
+        dispatch.send(group, memory_of(group).view(np.ones(1)), 1, 1)
         running.work.wait()
         running.check()
     else:
-        dispatch.recv(group, buffers.view(np.zeros(1)), 0, 1)
+        dispatch.recv(group, memory_of(group).view(np.zeros(1)), 0, 1)
         cases.run(group, Case("all_gather", "int32", 10))
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tests.helpers import oracle
+from tests.helpers.device_memory import memory_of
 from tests.helpers.thorough import essential
-from unisono.core import buffers, dispatch
+from unisono.core import dispatch
 from unisono.core.engine import Work
 from unisono.core.groups import Group
 
@@ -17,13 +18,16 @@ CHUNK = 262144
 
 
 def send(group: Group, array: np.ndarray, peer: int, tag: int = 0, blocking: bool = True) -> Work:
-    return dispatch.send(group, buffers.view(array), peer, tag, blocking=blocking)
+    return dispatch.send(group, memory_of(group).view(array), peer, tag, blocking=blocking)
 
 
 def recv(
     group: Group, array: np.ndarray, peer: int | None, tag: int = 0, blocking: bool = True
 ) -> Work:
-    return dispatch.recv(group, buffers.view(array), peer, tag, blocking=blocking)
+    memory = memory_of(group)
+    work = dispatch.recv(group, memory.view(array), peer, tag, blocking=blocking)
+    work.then(memory.fetch)
+    return work
 
 
 def message(dtype: str, source: int, target: int, count: int, salt: int = 0) -> np.ndarray:
@@ -184,8 +188,10 @@ def reuse_after_send(group: Group) -> None:
     """When a send has ended, its memory may be written again."""
     if group.rank == 0:
         array = message("uint8", 0, 1, 500_000)
-        send(group, array, 1)
+        memory = memory_of(group)
+        dispatch.send(group, memory.view(array), 1)
         array[:] = 0
+        memory.store()
         dispatch.barrier(group)
     else:
         wanted = message("uint8", 0, 1, 500_000)

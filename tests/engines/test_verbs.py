@@ -14,7 +14,8 @@ import pytest
 
 from tests.helpers import cases, oracle
 from tests.helpers.cases import Case
-from unisono.core import buffers, dispatch
+from tests.helpers.device_memory import memory_of
+from unisono.core import dispatch
 from unisono.core.dtypes import ReduceOp
 from unisono.core.groups import Group
 
@@ -117,8 +118,9 @@ def barrier_order(group: Group, board: int) -> bool:
         counter[0] = turn * board
         dispatch.barrier(group)
         total = np.zeros(1, np.int64)
-        buffer = buffers.view(counter)
-        dispatch.all_reduce(group, buffer, buffers.view(total), ReduceOp.SUM)
+        memory = memory_of(group)
+        dispatch.all_reduce(group, memory.view(counter), memory.view(total), ReduceOp.SUM)
+        memory.fetch()
         if total[0] != turn * board * group.size:
             return False
     return True
@@ -133,8 +135,10 @@ def digests(group: Group, dtype: str, op: ReduceOp, counts: list[int]) -> list[s
     found = []
     for count in counts:
         array = oracle.values(dtype, group.rank, count)
-        buffer = buffers.view(array)
+        memory = memory_of(group)
+        buffer = memory.view(array)
         dispatch.all_reduce(group, buffer, buffer, op)
+        memory.fetch()
         found.append(hashlib.sha256(array.tobytes()).hexdigest())
     return found
 
@@ -158,11 +162,14 @@ def odd_memory(group: Group) -> None:
         "transposed": np.zeros((12, 5), np.float32).T,
         "misaligned": raw[1:].view(np.float32),
     }.items():
+        if name == "misaligned" and group.engine.name == "cuda":
+            continue  # refused: a GPU computes with nothing at odd addresses
         for blocking in (True, False):
             target[...] = 0
             source = oracle.values("float32", group.rank, 60)
+            memory = memory_of(group)
             work = dispatch.all_reduce(
-                group, buffers.view(source), buffers.view(target), ReduceOp.SUM, blocking=blocking
+                group, memory.view(source), memory.view(target), ReduceOp.SUM, blocking=blocking
             )
             work.wait()
             label = f"{name}, {blocking=}"
@@ -170,7 +177,7 @@ def odd_memory(group: Group) -> None:
     # In place: the packed copy is source and destination.
     target = np.zeros(120, np.float32)
     target[::2] = oracle.values("float32", group.rank, 60)
-    buffer = buffers.view(target[::2])
+    buffer = memory_of(group).view(target[::2])
     dispatch.all_reduce(group, buffer, buffer, ReduceOp.SUM)
     oracle.check_same(target[::2], total, "strided in place", any_nan=True)
     assert not target[1::2].any(), "wrote between the elements"
@@ -184,7 +191,9 @@ def test_memory_that_is_not_contiguous(world, ranks):
 def two_views(group: Group) -> None:
     """In place with two buffer objects on one memory, as the MindSpore face may pass them."""
     array = oracle.values("int64", group.rank, PRIME)
-    dispatch.all_reduce(group, buffers.view(array), buffers.view(array), ReduceOp.BXOR)
+    memory = memory_of(group)
+    dispatch.all_reduce(group, memory.view(array), memory.view(array), ReduceOp.BXOR)
+    memory.fetch()
     expected = oracle.reduced(ReduceOp.BXOR, "int64", group.size, PRIME)
     oracle.check_same(array, expected, "two views of one array")
 

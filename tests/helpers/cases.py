@@ -13,8 +13,8 @@ from itertools import accumulate
 import numpy as np
 
 from tests.helpers import oracle
-from tests.helpers.device_memory import DeviceMemory
-from unisono.core import buffers, dispatch
+from tests.helpers.device_memory import HostMemory, memory_of
+from unisono.core import dispatch
 from unisono.core.buffers import Buffer
 from unisono.core.dtypes import ReduceOp
 from unisono.core.engine import Work
@@ -56,12 +56,11 @@ class Running:
     rounded_by: ReduceOp | None = None  # if the engine does not combine in rank order
     pairs: Pairs = field(default_factory=list)
     guarded: list[np.ndarray] = field(default_factory=list)
-    on_device: DeviceMemory | None = None  # where the call has all this, if not here
+    memory: HostMemory = field(default_factory=HostMemory)  # where the call has all this
 
     def check(self) -> None:
         """Compare what is there with what must be there."""
-        if self.on_device is not None:
-            self.on_device.fetch()
+        self.memory.fetch()
         for actual, expected in self.pairs:
             if self.rounded_by is None:
                 oracle.check_same(actual, expected, self.label, any_nan=self.any_nan)
@@ -91,13 +90,12 @@ def start(group: Group, case: Case, blocking: bool) -> Running:
         src, dst = _shared(pairs, guarded, source, result, offset)
     else:
         src, dst = _apart(pairs, guarded, source, result)
-    on_device = DeviceMemory() if group.engine.name == "cuda" else None
-    view = buffers.view if on_device is None else on_device.view
-    arguments = _arguments(case, rank, size, src, dst, view)
+    memory = memory_of(group)
+    arguments = _arguments(case, rank, size, src, dst, memory.view)
     work = getattr(dispatch, case.verb)(group, *arguments, blocking=blocking)
     reduces = case.verb in REDUCTIONS
     rounds = reduces and gaps.has(group.engine.name, "rank order")
-    return Running(label, work, reduces, case.op if rounds else None, pairs, guarded, on_device)
+    return Running(label, work, reduces, case.op if rounds else None, pairs, guarded, memory)
 
 
 def _memory(guarded: list[np.ndarray], name: str, count: int) -> np.ndarray:

@@ -100,7 +100,8 @@ class EmulatedDriver:
         self._kernels = cuda_on_cpu.build(ROOT / "build" / "cuda_on_cpu")
         self._numbers = itertools.count(1)
         self._entered = threading.local()
-        self._lock = threading.Lock()
+        # Garbage that is collected meanwhile, in the same thread, may have memory to free.
+        self._lock = threading.RLock()
         self.allocations: dict[int, tuple[Allocation, int]] = {}  # with a file, by base
         self.opened: dict[int, int] = {}  # bytes, by address
         self.registered: dict[int, int] = {}
@@ -148,7 +149,7 @@ class EmulatedDriver:
     def allocation_of(self, address: int) -> Allocation:
         self._check_entered()
         with self._lock:
-            for allocation, _ in self.allocations.values():
+            for allocation, _ in list(self.allocations.values()):
                 if 0 <= address - allocation.base < allocation.nbytes:
                     return allocation
         raise AssertionError(f"{address:#x} is not on the GPU")
@@ -181,9 +182,10 @@ class EmulatedDriver:
 
     def create_stream(self) -> int:
         self._check_entered()
+        shared = os.environ.get(ONE_QUEUE) == "1"
+        made = self._streams[0] if shared else Stream()  # its thread may collect garbage, too
         with self._lock:
-            shared = os.environ.get(ONE_QUEUE) == "1"
-            self._streams[len(self._streams)] = self._streams[0] if shared else Stream()
+            self._streams[len(self._streams)] = made
             return len(self._streams) - 1
 
     def is_capturing(self, stream: int) -> bool:
@@ -246,7 +248,7 @@ class EmulatedDriver:
     def number_of(self, address: int) -> int:
         self._check_entered()
         with self._lock:
-            for allocation, _ in self.allocations.values():
+            for allocation, _ in list(self.allocations.values()):
                 if 0 <= address - allocation.base < allocation.nbytes:
                     return allocation.number
         return 0

@@ -93,6 +93,11 @@ def is_essential(engine: str, item: pytest.Function) -> bool:
     return item.path.parent.name == "engines" and (shares_a_world or marked)
 
 
+def opened(engine: str) -> str:
+    """The engine that ranks open for one that is under test."""
+    return "cuda" if engine == EMULATED else engine
+
+
 class Worlds:
     """Runs functions on ranks; keeps the pools of the engines whose ranks are processes."""
 
@@ -298,12 +303,11 @@ def _serve(pipe: Connection, engine: str, timeout: float, variables: dict[str, s
 
 def _prepare(engine: str) -> str:
     """The name of an engine by which this process can open it."""
-    if engine != EMULATED:
-        return engine
-    from tests.helpers import cuda_emulator  # it builds the kernels when it is used
+    if engine == EMULATED:
+        from tests.helpers import cuda_emulator  # it builds the kernels when it is used
 
-    cuda_emulator.install()
-    return "cuda"
+        cuda_emulator.install()
+    return opened(engine)
 
 
 def _pack(error: BaseException) -> bytes:

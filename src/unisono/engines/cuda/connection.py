@@ -1,111 +1,30 @@
-"""What a group needs for calls on the GPU; its ranks make it together, at their first such call."""
+"""One rank's part of a group on a GPU that its ranks share."""
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from unisono.core.buffers import Buffer, view
+from unisono.core.buffers import Buffer
 from unisono.core.call import Call
-from unisono.core.engine import DRAIN_SECONDS, Work
-from unisono.engines.common.inner_calls import inner_caller
+from unisono.core.engine import DRAIN_SECONDS
 from unisono.engines.cuda.agreement import Agreed, Agreement, Lending
 from unisono.engines.cuda.collectives import Places
 from unisono.engines.cuda.gpu.device import Device, Moment
-from unisono.engines.cuda.gpu.kernels import MAX_RANKS
 from unisono.engines.cuda.gpu.prepared import PreparedLaunch
 from unisono.engines.cuda.gpu.sharing import Export
-from unisono.engines.cuda.own_gpus import OwnGpus
 from unisono.engines.cuda.scratch import Scratch
 from unisono.engines.cuda.signals import BLOCK_BYTES, LEADER, Block, Signals
 from unisono.engines.cuda.watchdog import Followed, Watchdog
 from unisono.engines.shm.engine import ShmEngine
-from unisono.errors import (
-    ArgumentError,
-    CommTimeout,
-    MismatchError,
-    PeerLost,
-    UnisonoError,
-    Unsupported,
-)
+from unisono.errors import ArgumentError, CommTimeout, MismatchError, PeerLost, UnisonoError
 
-__all__ = ["Connection", "Meeting", "StreamStep"]
+__all__ = ["Connection", "StreamStep"]
 
 _CLOSE_SECONDS = 60.0  # that a group which is closed waits for its streams
 _SEARCH_SECONDS = 0.1  # between two looks at the other ranks
 #: How long a rank that has given up waits for work of the leader that has begun: kernels are short.
 _WORK_SECONDS = 1.0
-
-_GREETING = struct.Struct("<32sQQ")  # the GPU, the process, the place of its block of words
-
-
-class Meeting:
-    """Ranks tell each other which GPU they are on. That decides what joins them.
-
-    It begins where the caller makes the call, so that it is in order with the group's calls on the
-    CPU: ranks of which some call with device memory and some without get a mismatch.
-    """
-
-    def __init__(self, host: ShmEngine, device: Device, watchdog: Watchdog, timeout: float) -> None:
-        if host.size > MAX_RANKS:
-            raise Unsupported(f"{host.size} ranks share a GPU; engine 'cuda' has up to 64")
-        self._host = host
-        self._device = device
-        self._watchdog = watchdog
-        place = host.allocate_block(BLOCK_BYTES)
-        process = device.exports.process
-        greeting = _GREETING.pack(device.driver.identity.encode(), process, place)
-        self._greetings = np.empty((host.size, len(greeting)), np.uint8)
-        own = np.frombuffer(greeting, np.uint8)
-        caller = inner_caller(host, timeout, blocking=False)
-        call = Call.all_gather(caller, view(own), view(self._greetings.reshape(-1)))
-        self._work: Work = host.all_gather(call)
-        #: What joins the ranks, as soon as all have come.
-        self.joined: Connection | OwnGpus | None = None
-        self._refusal: Unsupported | None = None
-
-    def check_device(self, device: Device) -> None:
-        """Raise an error if a tensor is on another GPU than those of the calls before."""
-        if device is not self._device:
-            raise Unsupported(
-                "this rank has called the group with tensors on another GPU before; engine 'cuda' "
-                "has one for each rank and group"
-            )
-
-    def connection(self) -> Connection | OwnGpus:
-        """What joins the ranks, once all have come."""
-        if self._refusal is not None:
-            raise self._refusal
-        if self.joined is None:
-            self._work.wait()
-            try:
-                self.joined = self._join()
-            except Unsupported as error:  # on all ranks
-                self._refusal = error
-                raise
-        return self.joined
-
-    def _join(self) -> Connection | OwnGpus:
-        greetings = [_GREETING.unpack(row.tobytes()) for row in self._greetings]
-        gpus, processes, places = (list(each) for each in zip(*greetings, strict=True))
-        key = f"cuda {places}"
-        if len(set(gpus)) == 1:
-            return Connection(self._host, self._device, self._watchdog, processes, places, key)
-        if len(set(gpus)) == len(gpus):
-            return OwnGpus(self._host, self._device, key)
-        raise Unsupported(
-            f"the {len(gpus)} ranks' tensors are on {len(set(gpus))} GPUs; engine 'cuda' joins "
-            "ranks that are all on one, or have one each: let ranks use another GPU, or start "
-            "fewer"
-        )
-
-    def close(self) -> None:
-        """Leave what joins the ranks, if there is something."""
-        if self.joined is not None:
-            self.joined.close()
 
 
 class StreamStep:
@@ -153,7 +72,7 @@ def _check_alignment(buffer: Buffer | None) -> None:
 
 
 class Connection:
-    """One rank's part of a group on the GPU."""
+    """What its calls need: memory, words, and what the ranks have agreed on."""
 
     def __init__(
         self,

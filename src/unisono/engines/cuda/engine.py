@@ -25,9 +25,10 @@ from unisono.core.environment import Launch
 from unisono.core.groups import Group
 from unisono.core.trace import RankReport
 from unisono.engines.common.executor import SerialExecutor
-from unisono.engines.cuda.connection import Connection, Meeting
+from unisono.engines.cuda.connection import Connection
 from unisono.engines.cuda.gpu import driver
 from unisono.engines.cuda.gpu.device import Device, End, Moment, Waiting, device_at
+from unisono.engines.cuda.meeting import Meeting
 from unisono.engines.cuda.messages import Messages
 from unisono.engines.cuda.own_gpus import OwnGpus
 from unisono.engines.cuda.watchdog import Watchdog
@@ -134,9 +135,11 @@ class CudaEngine(Engine):
 
         def task() -> None:
             device.driver.enter()
-            own = device.take_stream()
-            end = _run(meeting, device, call, own, after, waiting)
-            device.give_stream(own, end)
+            own, end = device.take_stream(), None
+            try:
+                end = _run(meeting, device, call, own, after, waiting)
+            finally:
+                device.give_stream(own, end)
             work.has_begun(end)
 
         work.meeting = self._executor.submit(task, blocking=call.blocking)
@@ -192,9 +195,14 @@ class CudaEngine(Engine):
         if agreed is None:
             return None
         device = device_at(devices.device_index(buffer))
+        timeout = self.timeout
+        if call.timeout != timeout:
+            return None  # the caller wanted another one for this call alone
 
         def again(tensors: Sequence[Any], number: int) -> bool:
             self._check_process()
+            if self.timeout != timeout:
+                return False  # the next such call is remembered with the new one
             if threading.get_ident() != _main.ident or not self._executor.begin():
                 return False
             waiting = None
@@ -293,7 +301,7 @@ def _run(
     waiting: Waiting | None,
 ) -> End:
     device.driver.enter()  # perhaps in another thread than the caller's
-    connection = meeting.connection()
+    connection = meeting.connection(call.timeout)
     if waiting is None:
         return connection.run(call, stream, after, in_stream=False)
     try:

@@ -80,15 +80,30 @@ class Messages:
         self._lock = threading.Lock()
         self._outbox: Outbox | None = None
         self._blocks: dict[int, Block] = {}  # of other ranks, by their places
+        self._senders: dict[int, Device] = {}  # processes, and where their memory is open
+        self._copies: list[Moment] = []  # from there, perhaps under way
 
     def close(self) -> None:
         """Leave the group; what was not received by now, or in a moment, never is."""
         if self._outbox is not None:
             self._outbox.close(DRAIN_SECONDS)
             self._outbox = None
+        self._leave_senders()
         for block in self._blocks.values():
             block.close()
         self._blocks.clear()
+
+    def _leave_senders(self) -> None:
+        """Let their memory be closed, unless a stream still copies from there."""
+        until = time.monotonic() + DRAIN_SECONDS
+        while not all(map(Moment.has_come, self._copies)):
+            if time.monotonic() > until:
+                return
+            time.sleep(1e-3)
+        for process, device in self._senders.items():
+            with device.entered():
+                device.imports.leave(process)
+        self._senders.clear()
 
     # ---- sending ----
 
@@ -160,6 +175,7 @@ class Messages:
         after = Moment(device, stream)
 
         def receive() -> None:
+            own, end = None, None
             try:
                 device.driver.enter()
                 own = device.take_stream()
@@ -169,7 +185,8 @@ class Messages:
                 work.source, end = self._take(device, call, told, room, own, in_stream=False)
             finally:
                 device.count_receives(-1)
-            device.give_stream(own, end)
+                if own is not None:
+                    device.give_stream(own, end)
             work.has_begun(end)
 
         device.count_receives(1)
@@ -211,6 +228,8 @@ class Messages:
             device.driver.copy(destination.address, source, destination.nbytes, stream)
         signal.write_later(stream, TAKEN)
         end = Moment(device, stream)
+        with self._lock:
+            self._copies = [copy for copy in self._copies if not copy.has_come()] + [end]
         self._follow(device, end, call, signal, READY)
         return sender, end
 
@@ -242,6 +261,11 @@ class Messages:
     def _address(self, device: Device, export: Export) -> int:
         if export.process == device.exports.process:
             return device.exports.address_of(export)
+        with self._lock:
+            if export.process not in self._senders:
+                # Another group with this process may end while the message is under way.
+                self._senders[export.process] = device
+                device.imports.join(export.process)
         return device.imports.open(export)
 
     # ---- faults ----

@@ -166,8 +166,10 @@ class Device:
                     return stream
         return self.driver.create_stream()
 
-    def give_stream(self, stream: int, last: End) -> None:
-        """Keep a stream, which is free once `last` has come."""
+    def give_stream(self, stream: int, last: End | None) -> None:
+        """Keep a stream, which is free once `last` has come; without one, at the end of it all."""
+        if last is None:
+            last = Moment(self, stream)
         with self._lock:
             self._streams.append((stream, last))
 
