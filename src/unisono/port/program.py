@@ -198,7 +198,7 @@ class SourceTree:
         return any(path == root or path.startswith(f"{root}.") for root in self.roots)
 
     @functools.cached_property
-    def lent(self) -> frozenset[tuple[str, str]]:
+    def reexported(self) -> frozenset[tuple[str, str]]:
         """Return the names, with their modules, through which other files reach a dialect."""
         found: set[tuple[str, str]] = set()
         for file in self.files:
@@ -206,7 +206,7 @@ class SourceTree:
                 self._behind_files(reference.binding.path or "", found)
         return frozenset(found)
 
-    def _behind_files(self, path: str, lent: set[tuple[str, str]] | None = None) -> str:
+    def _behind_files(self, path: str, reexported: set[tuple[str, str]] | None = None) -> str:
         for _ in range(10):
             module = path
             while module and module not in self.by_name:
@@ -215,8 +215,8 @@ class SourceTree:
             holder, target = self._exported(self.by_name[module], name) if module and name else _NO
             if target is None or target == path:
                 break
-            if lent is not None:
-                lent.add((holder, name))
+            if reexported is not None:
+                reexported.add((holder, name))
             path = f"{target}.{rest}" if rest else target
         return path
 

@@ -78,9 +78,7 @@ def calls_again_with_another_timeout(group: Group) -> str:
     group.engine.timeout = 1.0
     if group.rank == group.size - 1:
         time.sleep(5.0)
-    began = time.monotonic()
-    text = outcome(dist.all_reduce, array)
-    return text if time.monotonic() - began < 4.0 else f"late: {text}"
+    return outcome(dist.all_reduce, array)  # with the first timeout it would end well
 
 
 def a_rank_dies_before_the_call_again(group: Group) -> list[str]:

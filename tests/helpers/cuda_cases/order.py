@@ -38,7 +38,7 @@ def many_calls_at_once(group: Group) -> None:
 
 
 def streams_of_the_caller(group: Group) -> None:
-    """A call reads what its stream wrote before, and whoever waits in another stream reads it."""
+    """A call reads what its stream wrote before; another stream that waits reads the result."""
     first, second = gpu().create_stream(), gpu().create_stream()
     array = asarray(np.zeros(LARGE, np.float32))
     ones = asarray(np.ones(LARGE, np.float32))
@@ -62,7 +62,7 @@ def waiting_twice_in_two_streams(group: Group) -> None:
 
 
 def copying_back_in_one_of_two_streams(group: Group) -> None:
-    """Whoever waits second, in another stream, waits for the copy that the first one has begun."""
+    """A second stream that waits also waits for the copy that the first one has begun."""
     first, second = gpu().create_stream(), gpu().create_stream()
     packed, array = asarray(np.ones(LARGE, np.float32)), asarray(np.zeros(LARGE, np.float32))
     buffer = buffers.view(packed)

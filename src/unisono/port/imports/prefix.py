@@ -39,8 +39,8 @@ def prefix_changes(program: SourceTree, file: SourceFile) -> tuple[list[Decision
             prefixed |= {each for each in file.imports_of(binding) if _home(program, each)}
         decisions += [_decision(program, reference, obstacle) for reference in references]
     for bindings in file.scopes.top.bindings.values():
-        lent = [each for each in bindings if (file.name, each.name) in program.lent]
-        prefixed |= {each for each in lent if each.kind == "import" and _home(program, each)}
+        reexported = [each for each in bindings if (file.name, each.name) in program.reexported]
+        prefixed |= {each for each in reexported if each.kind == "import" and _home(program, each)}
     present = {
         f"{_PREFIX}{binding.path}": binding.name
         for binding in prefixed

@@ -84,8 +84,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _port(program: SourceTree, target: Target) -> Iterator[PortedFile]:
     progress = ProgressBar("porting")
-    lending = {module for module, _ in program.lent}
-    files = [file for file in program.files if file.references or file.name in lending]
+    reexporting = {module for module, _ in program.reexported}
+    files = [file for file in program.files if file.references or file.name in reexporting]
     for done, file in enumerate(files):
         progress(done, len(files))
         try:
