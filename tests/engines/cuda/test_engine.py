@@ -223,7 +223,7 @@ def test_a_rank_that_dies_does_not_hold_up_the_streams_of_others(alone, blocking
     for texts in alone(3, faults.a_rank_is_killed, blocking, dying=[2]):
         assert texts
         for text in texts:
-            assert text.startswith("PeerLost: rank 2 was killed by SIGKILL"), text
+            assert text.startswith("PeerLost: rank 2 ") and "was killed by SIGKILL" in text, text
 
 
 @pytest.mark.thorough
@@ -258,7 +258,7 @@ def test_survivors_shrink_and_go_on(alone):
 @pytest.mark.thorough
 def test_the_sender_of_a_message_dies(alone):
     (text,) = alone(2, messages.sender_is_killed, dying=[0])
-    assert text.startswith("PeerLost: rank 0 was killed by SIGKILL"), text
+    assert text.startswith("PeerLost: rank 0 ") and "was killed by SIGKILL" in text, text
 
 
 @pytest.mark.thorough
