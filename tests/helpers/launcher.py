@@ -12,14 +12,18 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.helpers.processes import DEADLINE
 
-__all__ = ["UNISONO", "Terminal", "run", "screen_of"]
+__all__ = ["UNISONO", "Start", "Terminal", "run", "screen_of"]
 
 UNISONO = [sys.executable, "-c", "import sys; from unisono.cli import main; sys.exit(main())"]
+
+#: Starts a job with these arguments, and does not wait for its end.
+Start = Callable[..., subprocess.Popen[str]]
 
 #: Takes its stdin as its terminal and becomes another program: code before exec is not safe here.
 _OWN_TERMINAL = (
