@@ -49,6 +49,7 @@ def alone(all_worlds: worlds.Worlds) -> Callable[..., list[Any]]:
     [
         order.many_calls_without_a_pause,
         order.many_calls_at_once,
+        order.calls_on_both_memories,
         order.streams_of_the_caller,
         order.waiting_twice_in_two_streams,
         order.copying_back_in_one_of_two_streams,
@@ -134,10 +135,22 @@ def test_a_rank_that_dies_before_a_call_is_made_again(alone):
             assert text.startswith("PeerLost: rank 2 ") and "was killed by SIGKILL" in text, text
 
 
-@pytest.mark.thorough
-def test_a_tensor_on_the_cpu_among_tensors_on_the_gpu(alone):
-    for texts in alone(3, wrong_calls.cpu_against_gpu):
-        assert all(text.startswith("MismatchError") for text in texts), texts
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("on_cpu", [[0], [1, 2]])
+@pytest.mark.parametrize("in_world", [pytest.param(True, marks=pytest.mark.thorough), False])
+def test_calls_on_the_cpu_among_calls_on_the_gpu(run, in_world, on_cpu, blocking):
+    ranks, others = ("rank 0:", "ranks 1, 2:")[:: 1 if on_cpu == [0] else -1]
+    for texts in run(3, wrong_calls.cpu_against_gpu, in_world, on_cpu, blocking):
+        for text, call in zip(texts, ["all_reduce float32 x 4 sum", "barrier"] * 3, strict=True):
+            assert text.startswith("MismatchError: ranks disagree in call"), text
+            assert f"{ranks} {call}, call" in text, text
+            assert f"{others} all_reduce float32 x 4 sum on a GPU, call" in text, text
+
+
+def test_a_barrier_among_calls_that_are_made_again(run):
+    for text in run(3, wrong_calls.cpu_against_a_call_again):
+        assert text.startswith("MismatchError: ranks disagree in call"), text
+        assert "rank 1: barrier" in text and "ranks 0, 2: all_reduce float32 x 4 sum on" in text
 
 
 def test_both_memories_in_one_call(run):

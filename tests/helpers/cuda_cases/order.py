@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
+import time
 
 import numpy as np
 
@@ -35,6 +37,23 @@ def many_calls_at_once(group: Group) -> None:
     for index, array in enumerate(arrays):
         assert set(array.tolist()) == {float(index * group.size)}, index
     assert all(work.is_completed() for work in works)
+
+
+def calls_on_both_memories(group: Group) -> None:
+    """On the GPU and on the CPU in turn, some of them at once: all are in one order."""
+    rush = random.Random(group.rank)  # some ranks are ahead of others
+    on_gpu = [asarray(np.full(5, index, np.float32)) for index in range(12)]
+    on_cpu = [np.full(5, index, np.float32) for index in range(12)]
+    works = []
+    for turn, arrays in enumerate(zip(on_gpu, on_cpu, strict=True)):
+        for array in arrays[:: 1 if turn % 3 else -1]:
+            works.append(summed(group, array, blocking=turn % 4 == 3))
+            time.sleep(rush.random() * 2e-3)
+    for work in works:
+        work.wait()
+    for arrays in (on_gpu, on_cpu):
+        sums = [set(array.tolist()) for array in arrays]
+        assert sums == [{float(index * group.size)} for index in range(12)]
 
 
 def streams_of_the_caller(group: Group) -> None:

@@ -81,6 +81,10 @@ class Waiting:
         """Whether the next call in this stream can use it again."""
         return stream is not None and self.stream == stream and not self.is_void
 
+    def fail(self) -> None:
+        """Note that there is no such call; the stream may still wait for the one before."""
+        self.is_void = self.end is None
+
     def is_over(self) -> bool:
         """Whether it does not wait any more."""
         return self.is_void or (self.end is not None and self.end.has_come())
