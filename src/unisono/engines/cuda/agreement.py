@@ -18,13 +18,7 @@ from unisono.core.trace import call_site
 from unisono.engines.common import consistency
 from unisono.engines.common.inner_calls import inner_caller
 from unisono.engines.common.reductions import Array
-from unisono.engines.cuda.announcements import (
-    Announcement,
-    Announcer,
-    Exchange,
-    Lending,
-    Told,
-)
+from unisono.engines.cuda.announcements import Announcement, Announcer, Lending, Telling, Told
 from unisono.engines.cuda.collectives import Places, launches, work
 from unisono.engines.cuda.gpu.device import Device
 from unisono.engines.cuda.gpu.prepared import PreparedLaunch
@@ -43,7 +37,7 @@ class Agreed(NamedTuple):
     #: Without its memory, which may go.
     call: Call
     lending: Lending
-    exchange: Exchange
+    telling: Telling
     table: bytes
     launches: list[PreparedLaunch]
 
@@ -59,8 +53,8 @@ class Agreement:
         self._signals = signals
         self._announcer = announcer
         self._agreed: dict[tuple[object, ...], list[PreparedLaunch]] = {}
-        # The last call, unless there was more to tell than what is called.
-        self._last: Agreed | None = None
+        # The last call, by verb and number, unless there was more to tell than what is called.
+        self._last: tuple[str, int, Lending, Telling, bytes, list[PreparedLaunch]] | None = None
 
     def reach(self, announcement: Announcement) -> list[PreparedLaunch]:
         """What to launch, if this is the leader.
@@ -68,15 +62,14 @@ class Agreement:
         Raises a mismatch, on all ranks, if they do not call the same.
         """
         self._last = None
-        announcement.finish()
-        return self._conclude(announcement.call, announcement.lending, announcement.exchange)
+        table = announcement.table()
+        return self._conclude(announcement.call, announcement.lending, announcement.telling, table)
 
     def last(self, call: Call) -> Agreed | None:
         """What was agreed on for this call, if it was the last one."""
-        last = self._last
-        if last is None or (last.call.verb, last.call.number) != (call.verb, call.number):
+        if self._last is None or self._last[:2] != (call.verb, call.number):
             return None
-        return last
+        return Agreed(call._replace(source=None, destination=None), *self._last[2:])
 
     def may_reach_again(self, agreed: Agreed) -> bool:
         """Whether there is nothing to tell but what was told before."""
@@ -84,20 +77,19 @@ class Agreement:
 
     def reach_again(self, agreed: Agreed, number: int) -> list[PreparedLaunch]:
         """The same as `reach`, for a call of this number."""
-        call, lending, exchange, before, launches = agreed
-        exchange.tell(call.timeout, True)
-        if exchange.table() == before:
+        call, lending, telling, before, launches = agreed
+        table = self._announcer.tell(telling, call.timeout)
+        if table == before:
             return launches
-        return self._conclude(call._replace(number=number), lending, exchange)
+        return self._conclude(call._replace(number=number), lending, telling, table)
 
-    def _conclude(self, call: Call, lending: Lending, exchange: Exchange) -> list[PreparedLaunch]:
-        op = call.op
-        operator = None if op is None else (op.code, op.factor)
-        table = exchange.table()
-        key = call.verb, call.dtype, operator, call.root, table, lending.places
+    def _conclude(
+        self, call: Call, lending: Lending, telling: Telling, table: bytes
+    ) -> list[PreparedLaunch]:
+        key = telling.described, table, lending.places
         todo = self._agreed.get(key)
         if todo is None:
-            rows = exchange.rows()
+            rows = Told.every(table)
             try:
                 counts = compare_counts(self._host, call, rows)
             finally:  # each block is told of once, be the call a mismatch or not
@@ -112,8 +104,7 @@ class Agreement:
             if len(self._agreed) >= _REMEMBERED:
                 self._agreed.clear()
             self._agreed[key] = todo
-        bare = call._replace(source=None, destination=None)
-        self._last = Agreed(bare, lending, exchange, table, todo)
+        self._last = call.verb, call.number, lending, telling, table, todo
         return todo
 
     def _prepare(

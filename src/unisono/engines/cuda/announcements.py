@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections import deque
 from typing import NamedTuple
 
 import numpy as np
@@ -25,10 +26,10 @@ from unisono.engines.cuda.gpu.device import Device
 from unisono.engines.cuda.gpu.sharing import EXPORT_BYTES, NOTHING, Export
 from unisono.engines.cuda.scratch import Scratch
 from unisono.engines.cuda.signals import BLOCK_BYTES, LEADER
-from unisono.engines.shm.engine import ShmEngine
+from unisono.engines.shm.engine import Described, ShmEngine, described
 from unisono.errors import ArgumentError, MismatchError
 
-__all__ = ["Announcement", "Announcer", "Exchange", "Lending", "Told"]
+__all__ = ["Announcement", "Announcer", "Lending", "Telling", "Told"]
 
 _COUNTS = struct.Struct("<qq")  # the share, and whether the caller gave counts
 _GREETING = struct.Struct("<32sQQ")  # the GPU, the process, the place of its block of words
@@ -62,6 +63,12 @@ class Told(NamedTuple):
     freed: list[int]
 
     @classmethod
+    def every(cls, table: bytes) -> list[Told]:
+        """What all ranks have encoded, the first one first."""
+        length = _EDGES[-1]
+        return [cls.decoded(table[at : at + length]) for at in range(0, len(table), length)]
+
+    @classmethod
     def decoded(cls, data: bytes) -> Told:
         """What another rank has encoded."""
         counts, greeting, source, destination, end = _EDGES
@@ -72,52 +79,68 @@ class Told(NamedTuple):
         return cls(share, bool(uneven), gpu, process, place, given, taken, freed)
 
 
-class Exchange:
-    """The memory in which ranks tell each other of a call; also of the same one again."""
+class Telling(NamedTuple):
+    """What one rank tells."""
 
-    def __init__(self, host: ShmEngine, call: Call, own: bytes) -> None:
-        self.own = own
-        self._every = np.empty((host.size, len(own)), np.uint8)
-        buffers = view(np.frombuffer(own, np.uint8)), view(self._every.reshape(-1))
-        self.tell = host.teller_of(call, *buffers)
+    described: Described
+    data: bytes
+
+
+class Exchange:
+    """Memory in which ranks tell each other of one call at a time."""
+
+    def __init__(self, host: ShmEngine) -> None:
+        self._own = np.zeros(_EDGES[-1], np.uint8)
+        self._every = np.empty((host.size, _EDGES[-1]), np.uint8)
+        self._data = b""
+        self._tell = host.teller(view(self._own), view(self._every.reshape(-1)))
+
+    def begin(self, telling: Telling, timeout: float, blocking: bool) -> Work:
+        """Tell the others, and wait for them if the call is `blocking`."""
+        if telling.data is not self._data:
+            self._own[:] = np.frombuffer(telling.data, np.uint8)
+            self._data = telling.data
+        return self._tell(telling.described, timeout, blocking)
 
     def table(self) -> bytes:
         """What all ranks have told, the first one first."""
         return self._every.tobytes()
-
-    def rows(self) -> list[Told]:
-        """The same, by ranks."""
-        return [Told.decoded(row.tobytes()) for row in self._every]
 
 
 class Announcement:
     """A call that this rank has told of, or tells of as soon as somebody asks what all have."""
 
     def __init__(
-        self, announcer: Announcer, call: Call, lending: Lending, exchange: Exchange
+        self, announcer: Announcer, call: Call, lending: Lending, telling: Telling
     ) -> None:
         self._announcer = announcer
         self.call = call
         self.lending = lending
-        self.exchange = exchange
+        self.telling = telling
+        self._exchange: Exchange | None = None
         self._work: Work | None = None
-        self._is_over = False
+        self._table = b""
 
     def begin(self) -> None:
         """Tell of it, and do not wait for the others."""
-        self._work = self.exchange.tell(self.call.timeout, False)
+        self._exchange = self._announcer.take_exchange()
+        self._work = self._exchange.begin(self.telling, self.call.timeout, blocking=False)
 
-    def finish(self) -> None:
-        """Wait until all ranks have told; raises a mismatch on all of them."""
-        if self._is_over:
-            return
-        try:
-            work = self._work or self.exchange.tell(self.call.timeout, True)
-            work.wait()
-        except MismatchError:
-            self._announcer.tell_again(Told.decoded(self.exchange.own).freed)
-            raise
-        self._is_over = True
+    def table(self) -> bytes:
+        """What all ranks have told, the first one first; raises a mismatch on all of them."""
+        if not self._table:
+            announcer = self._announcer
+            try:
+                if self._exchange is None or self._work is None:
+                    self._table = announcer.tell(self.telling, self.call.timeout)
+                else:
+                    self._work.wait()
+                    self._table = self._exchange.table()
+                    announcer.give_exchange(self._exchange)
+            except MismatchError:
+                announcer.tell_again(Told.decoded(self.telling.data).freed)
+                raise
+        return self._table
 
 
 class Announcer:
@@ -131,6 +154,8 @@ class Announcer:
         self.lends = True
         self._lock = threading.Lock()
         self._sources, self._results = Scratch(device), Scratch(device)
+        self._here = Exchange(host)
+        self._spare: deque[Exchange] = deque()  # appending and popping are atomic
         self._told = 0  # how many of the freed blocks the others know of
         self._untold: list[int] = []  # some of them that they do not know of all the same
         place = host.allocate_block(BLOCK_BYTES)
@@ -145,8 +170,24 @@ class Announcer:
             freed = self._next_freed()
         told = _FREED.pack(*freed, *[0] * (4 - len(freed))) if freed else _NONE_FREED
         counts = _COUNTS.pack(call.share, call.uneven)
-        own = b"".join((counts, self._greeting, *exports, told))
-        return Announcement(self, call, lending, Exchange(self._host, call, own))
+        data = b"".join((counts, self._greeting, *exports, told))
+        return Announcement(self, call, lending, Telling(described(call), data))
+
+    def tell(self, telling: Telling, timeout: float) -> bytes:
+        """What all ranks tell; not for two threads at a time."""
+        self._here.begin(telling, timeout, blocking=True)
+        return self._here.table()
+
+    def take_exchange(self) -> Exchange:
+        """One for a call for which no thread waits."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return Exchange(self._host)
+
+    def give_exchange(self, exchange: Exchange) -> None:
+        """Keep one for later."""
+        self._spare.append(exchange)
 
     def has_news(self, lending: Lending) -> bool:
         """Whether there is more to tell than was told with this memory."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unisono.core.call import Call
-from unisono.engines.cuda.announcements import Announcement, Announcer
+from unisono.engines.cuda.announcements import Announcement, Announcer, Told
 from unisono.engines.cuda.connection import Connection
 from unisono.engines.cuda.gpu.device import Device
 from unisono.engines.cuda.gpu.kernels import MAX_RANKS
@@ -50,7 +50,7 @@ class Meeting:
         if self._failure is not None:
             raise self._failure
         if self.joined is None:
-            announcement.finish()  # a mismatch lets the next call be the first one
+            announcement.table()  # a mismatch lets the next call be the first one
             try:
                 self.joined = self._join(announcement)
             except BaseException as error:
@@ -64,7 +64,7 @@ class Meeting:
         return self.joined
 
     def _join(self, announcement: Announcement) -> Connection | OwnGpus:
-        rows = announcement.exchange.rows()
+        rows = Told.every(announcement.table())
         gpus, places = {row.gpu for row in rows}, [row.place for row in rows]
         key = f"cuda {places}"
         if len(gpus) == 1:

@@ -20,7 +20,7 @@ from unisono.core.rendezvous import own_host
 from unisono.engines.common.inner_calls import broadcast_bytes, inner_caller
 from unisono.engines.common.reductions import Array
 from unisono.engines.cuda.agreement import compare_counts
-from unisono.engines.cuda.announcements import Announcement
+from unisono.engines.cuda.announcements import Announcement, Told
 from unisono.engines.cuda.gpu.device import Device, Moment
 from unisono.engines.shm.engine import ShmEngine
 from unisono.errors import MismatchError, PeerLost, UnisonoError, Unsupported
@@ -102,8 +102,8 @@ class OwnGpus:
     def _compare(self, announcement: Announcement) -> None:
         self.check()
         try:
-            announcement.finish()
-            compare_counts(self._host, announcement.call, announcement.exchange.rows())
+            rows = Told.every(announcement.table())
+            compare_counts(self._host, announcement.call, rows)
         except UnisonoError as error:
             if not isinstance(error, MismatchError):
                 self._failure = error

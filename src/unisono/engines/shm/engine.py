@@ -34,7 +34,7 @@ else:
     except ImportError as error:  # an answer with a reason, not an error at import
         _missing = str(error)
 
-__all__ = ["ShmEngine", "ShmWork"]
+__all__ = ["Described", "ShmEngine", "ShmWork", "described"]
 
 # Codes of native/types.hpp; a test compares them with the module's own tables.
 _BROADCAST, _REDUCE, _ALL_REDUCE, _REDUCE_SCATTER, _GATHER = 1, 2, 3, 4, 5
@@ -51,6 +51,9 @@ _CODES = {
     "all_to_all": _ALL_TO_ALL,
 }
 _SINGLE_COPY = "UNISONO_SINGLE_COPY"
+
+#: Verb, share, dtype, operator and its factor, root, and whether it is one of a backward pass.
+Described = tuple[int, int, int, int, float, int, bool]
 
 
 class _Records:
@@ -112,6 +115,20 @@ class ShmWork(Work):
         source = self._pending.source
         self.source = None if source < 0 else source
         self._buffers = ()
+
+
+def described(call: Call) -> Described:
+    """What a collective is, for `ShmEngine.teller`."""
+    dtype, op, root = call.dtype, call.op, call.root
+    return (
+        _CODES[call.verb],
+        call.share,
+        0 if dtype is None else dtype.code,
+        _NO_OPERATOR if op is None else op.code,
+        1.0 if op is None else op.factor,
+        -1 if root is None else root,
+        call.backward,
+    )
 
 
 class ShmEngine(Engine):
@@ -261,31 +278,19 @@ class ShmEngine(Engine):
         """Memory that some rank has reserved, for reading and writing."""
         return self._job.map_block(place, nbytes)
 
-    def teller_of(self, call: Call, own: Buffer, every: Buffer) -> Callable[[float, bool], Work]:
-        """What compares such a call on a GPU with the other ranks', in order with all calls.
+    def teller(self, own: Buffer, every: Buffer) -> Callable[[Described, float, bool], Work]:
+        """What compares a call on a GPU with the other ranks', in order with all calls.
 
         Each time the ranks tell each other the bytes in `own`, and `every` is what all have told.
-        It takes the timeout, and whether the caller waits. Counts are not compared.
+        It takes what the call is (its counts are not compared), the timeout, and whether the caller
+        waits.
         """
-        dtype, op, root = call.dtype, call.op, call.root
-        assert dtype is not None
-        described = (
-            _CODES[call.verb],
-            call.share,
-            dtype.code,
-            _NO_OPERATOR if op is None else op.code,
-            1.0 if op is None else op.factor,
-            -1 if root is None else root,
-            call.backward,
-            own.address,
-            every.address,
-            own.nbytes,
-        )
+        memory = own.address, every.address, own.nbytes
         run = self._native.tell
 
-        def tell(timeout: float, blocking: bool) -> Work:
+        def tell(described: Described, timeout: float, blocking: bool) -> Work:
             try:
-                pending = run(*described, timeout, blocking)
+                pending = run(*described, *memory, timeout, blocking)
             except UnisonoError as error:
                 self._tracer.explain(error)
                 raise
