@@ -31,6 +31,7 @@ from unisono.core.dtypes import DType, ReduceOp
 from unisono.engines.cuda.gpu import device, driver, kernels
 from unisono.engines.cuda.gpu.driver import HANDLE_BYTES, Allocation
 from unisono.engines.cuda.gpu.prepared import Move, Operation, Permit
+from unisono.errors import UnisonoError
 
 #: Which GPU a rank is on, and how many seconds its streams hesitate at most.
 GPU, HESITATION = "UNISONO_TEST_GPU", "UNISONO_TEST_HESITATION"
@@ -104,6 +105,7 @@ class EmulatedDriver:
         self._lock = threading.RLock()
         self.allocations: dict[int, tuple[Allocation, int]] = {}  # with a file, by base
         self.opened: dict[int, int] = {}  # bytes, by address
+        self._owners: dict[int, tuple[int, range]] = {}  # whose they are, and where there
         self.registered: dict[int, int] = {}
         self.exports = 0
         self._streams: dict[int, Stream] = {0: Stream()}
@@ -162,20 +164,26 @@ class EmulatedDriver:
         self.exports += 1
         if file < 0:
             return None
-        return f"{os.getpid()} {file} {allocation.nbytes}".encode().ljust(HANDLE_BYTES, b"\0")
+        handle = f"{os.getpid()} {file} {base} {allocation.nbytes}"
+        return handle.encode().ljust(HANDLE_BYTES, b"\0")
 
     def open_handle(self, handle: bytes) -> int:
         self._check_entered()
-        process, name, nbytes = map(int, handle.rstrip(b"\0").split())
+        process, name, base, nbytes = map(int, handle.rstrip(b"\0").split())
         assert process != os.getpid(), "CUDA opens no memory of its own process"
+        for owner, block in self._owners.values():
+            if owner == process and block.start < base + nbytes and base < block.stop:
+                raise UnisonoError("the resource is already mapped")
         file = os.open(f"/proc/{process}/fd/{name}", os.O_RDWR)
         address = _map(file, nbytes)
         os.close(file)
         self.opened[address] = nbytes
+        self._owners[address] = process, range(base, base + nbytes)
         return address
 
     def close_handle(self, address: int) -> None:
         self._check_entered()
+        del self._owners[address]
         _libc.munmap(address, self.opened.pop(address))
 
     # ---- streams ----

@@ -76,6 +76,8 @@ def test_calls(run, ranks, case):
     [
         memory.pieces_of_a_block,
         memory.freed_blocks_are_closed,
+        memory.many_blocks_freed_at_once,
+        memory.long_messages_in_new_memory,
         memory.blocks_freed_before_a_mismatch,
         again.calls_again_on_other_memory,
         memory.nothing_is_left,
