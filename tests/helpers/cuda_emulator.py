@@ -101,6 +101,8 @@ class EmulatedDriver:
         self._kernels = cuda_on_cpu.build(ROOT / "build" / "cuda_on_cpu")
         self._numbers = itertools.count(1)
         self._entered = threading.local()
+        self._capturing_thread = 0
+        self._spoiled = False
         # Garbage that is collected meanwhile, in the same thread, may have memory to free.
         self._lock = threading.RLock()
         self.allocations: dict[int, tuple[Allocation, int]] = {}  # with a file, by base
@@ -120,6 +122,24 @@ class EmulatedDriver:
     def leave(self, before: int | None) -> None:
         self._entered.done = bool(before)
 
+    def enter_apart(self) -> None:
+        self.enter()
+        self._entered.apart = True
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[None]:
+        """Let this thread capture a CUDA graph, as torch does, which others must not disturb."""
+        self._capturing_thread, self._spoiled = threading.get_ident(), False
+        yield
+        self._capturing_thread = 0
+        assert not self._spoiled, "another thread has spoiled the graph that was captured"
+
+    def _check_capture(self) -> None:
+        """Fail in what CUDA forbids while a thread captures, unless the thread is apart from it."""
+        if self._capturing_thread and not getattr(self._entered, "apart", False):
+            self._spoiled = True
+            raise UnisonoError("operation not permitted when a stream is capturing")
+
     def _check_entered(self) -> None:
         assert getattr(self._entered, "done", False), "this thread has not entered the GPU"
 
@@ -127,6 +147,7 @@ class EmulatedDriver:
 
     def allocate(self, nbytes: int, *, shareable: bool = True) -> int:
         self._check_entered()
+        self._check_capture()
         nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         file = os.memfd_create("emulated GPU") if shareable else -1
         if shareable:
@@ -169,6 +190,7 @@ class EmulatedDriver:
 
     def open_handle(self, handle: bytes) -> int:
         self._check_entered()
+        self._check_capture()
         process, name, base, nbytes = map(int, handle.rstrip(b"\0").split())
         assert process != os.getpid(), "CUDA opens no memory of its own process"
         for owner, block in self._owners.values():
@@ -219,6 +241,7 @@ class EmulatedDriver:
         self._streams[stream].put(lambda: _until(happened.is_set))
 
     def has_happened(self, event: int) -> bool:
+        self._check_capture()
         return self._events[event].is_set()
 
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
@@ -227,6 +250,7 @@ class EmulatedDriver:
 
     def register_host(self, address: int, nbytes: int) -> int:
         self._check_entered()
+        self._check_capture()
         assert address not in self.registered, "CUDA registers memory once"
         self.registered[address] = nbytes
         return address + _ON_DEVICE

@@ -55,6 +55,7 @@ def alone(all_worlds: worlds.Worlds) -> Callable[..., list[Any]]:
         order.copying_back_in_one_of_two_streams,
         order.awaiting_in_a_stream,
         order.the_host_does_not_wait,
+        order.a_graph_is_captured_meanwhile,
         order.memory_is_kept,
         order.the_callers_gpu_is_as_before,
         again.calls_again,

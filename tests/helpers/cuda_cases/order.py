@@ -138,6 +138,33 @@ def the_host_does_not_wait(group: Group) -> None:
     assert set(array.tolist()) == {float(group.size**2)}
 
 
+def a_graph_is_captured_meanwhile(group: Group) -> None:
+    """While calls and messages are under way, or begin apart, what the program captures is safe."""
+    after, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    gate = threading.Event()
+    array, other = asarray(np.ones(LARGE, np.float32)), asarray(np.ones(LARGE, np.float32))
+    incoming, outgoing = empty(LARGE), asarray(np.ones(LARGE))
+    dispatch.barrier(group)
+    gpu().hold(0, gate)
+    works = [
+        summed(group, array, blocking=False),
+        dispatch.recv(group, buffers.view(incoming), before, blocking=False),
+        dispatch.send(group, buffers.view(outgoing), after, blocking=False),
+    ]
+    if group.rank == group.size - 1:
+        time.sleep(0.05)  # the others have to wait for this rank, and go on while they capture
+    works.append(summed(group, other, blocking=False))
+    with gpu().capture():
+        time.sleep(0.1)
+    gate.set()
+    for work in works:
+        work.wait()
+    for result in (array, other):
+        assert set(result.tolist()) == {float(group.size)}
+    assert set(incoming.tolist()) == {1.0}
+    dispatch.barrier(group)
+
+
 def memory_is_kept(group: Group) -> None:
     """A tensor that nobody has any more stays until all ranks have read it."""
     for _ in range(5):

@@ -127,7 +127,7 @@ class CudaEngine(Engine):
         if call.blocking and in_main:
             waiting = device.may_wait(self, stream)
             run = functools.partial(_run, meeting, device, stream, None, waiting)
-            return self._submit(meeting, call, waiting, run)
+            return self._submit(meeting, device, call, waiting, run)
         after = Moment(device, stream)
         # Other threads make calls on several groups in any order, and most often in one stream. If
         # each call held that up, ranks could wait for each other; so there the host waits.
@@ -136,7 +136,6 @@ class CudaEngine(Engine):
         work = CudaWork(device, lambda: devices.current_stream(buffer))
 
         def task(announcement: Announcement) -> None:
-            device.driver.enter()
             own, end = device.take_stream(), None
             try:
                 end = _run(meeting, device, own, after, waiting, announcement)
@@ -144,7 +143,7 @@ class CudaEngine(Engine):
                 device.give_stream(own, end)
             work.has_begun(end)
 
-        work.meeting = self._submit(meeting, call, waiting, task)
+        work.meeting = self._submit(meeting, device, call, waiting, task)
         if call.blocking:
             work.wait()
         return work
@@ -152,6 +151,7 @@ class CudaEngine(Engine):
     def _submit(
         self,
         meeting: Meeting,
+        device: Device,
         call: Call,
         waiting: Waiting | None,
         run: Callable[[Announcement], object],
@@ -167,9 +167,14 @@ class CudaEngine(Engine):
                 self._executor.end()
             return DONE
         announcement = _announce(meeting, call, waiting)
+
+        def run_apart() -> None:
+            device.driver.enter_apart()
+            run(announcement)
+
         with self._order:
             announcement.begin()
-            work = self._executor.submit(functools.partial(run, announcement), blocking=False)
+            work = self._executor.submit(run_apart, blocking=False)
         if call.blocking:
             work.wait()
         return work
@@ -336,7 +341,6 @@ def _run(
     waiting: Waiting | None,
     announcement: Announcement,
 ) -> End:
-    device.driver.enter()  # perhaps in another thread than the caller's
     try:
         connection = meeting.connection(announcement)
         end = connection.run(announcement, stream, after, in_stream=waiting is not None)

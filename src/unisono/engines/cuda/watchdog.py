@@ -81,7 +81,7 @@ class Watchdog:
             _report(call, failure)
 
     def _watch(self) -> None:
-        self._device.driver.enter()
+        self._device.driver.enter_apart()
         searched = 0.0
         ended = time.monotonic()
         while True:

@@ -10,6 +10,7 @@ import ctypes
 import inspect
 import mmap
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -118,6 +119,31 @@ def contexts() -> list[int | None]:
 
 def test_a_thread_gets_back_the_gpu_that_it_had(run: Run) -> None:
     assert run(contexts) == [None, 0x7000]
+
+
+def capture_modes() -> list[int]:
+    gpu, library = entered(), ctypes.CDLL("libcuda.so.1")
+    modes = []
+
+    def note() -> None:
+        mode = ctypes.c_int(0)
+        library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        modes.append(mode.value)
+
+    def work() -> None:
+        gpu.enter_apart()
+        gpu.free(gpu.allocate(8))
+        note()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    note()
+    return modes
+
+
+def test_threads_of_our_own_are_apart_from_graphs(run: Run) -> None:
+    assert run(capture_modes) == [2, 0]  # relaxed, and as before
 
 
 # ---- memory --------------------------------------------------------------------------------------
