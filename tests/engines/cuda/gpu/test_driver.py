@@ -23,7 +23,7 @@ import pytest
 from tests.helpers import cuda_on_cpu
 from tests.helpers.paths import ROOT
 from unisono.core.dtypes import ReduceOp, by_name
-from unisono.engines.cuda.gpu import driver, kernels
+from unisono.engines.cuda.gpu import driver, kernels, prepared
 from unisono.engines.cuda.gpu.driver import CudaDriver, Driver
 from unisono.engines.cuda.gpu.prepared import Move, Operation, Permit
 from unisono.errors import UnisonoError
@@ -235,6 +235,20 @@ def batches() -> list[int]:
 
 def test_operations_of_a_batch_are_done_in_turn(run: Run) -> None:
     assert run(batches) == [2, 2, 0, 0]
+
+
+def operation() -> tuple[int, ...]:
+    from cuda.bindings.driver import CUstreamBatchMemOpParams, CUstreamBatchMemOpType
+
+    made = CUstreamBatchMemOpParams()
+    made.waitValue.operation = CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WAIT_VALUE_32
+    made.waitValue.address, made.waitValue.value, made.waitValue.flags = 0x5000, 7, 2
+    ours = prepared._StreamOperation.from_address(made.getPtr())
+    return ours.operation, ours.address, ours.value, ours.flags, ctypes.sizeof(ours)
+
+
+def test_operations_lie_in_memory_as_the_driver_reads_them(run: Run) -> None:
+    assert run(operation) == (prepared._WAIT, 0x5000, 7, 2, 48)
 
 
 # ---- streams -------------------------------------------------------------------------------------
