@@ -29,7 +29,7 @@ from tests.helpers import cuda_on_cpu
 from tests.helpers.paths import ROOT
 from unisono.core.dtypes import DType, ReduceOp
 from unisono.engines.cuda.gpu import device, driver, kernels
-from unisono.engines.cuda.gpu.driver import HANDLE_BYTES, Allocation
+from unisono.engines.cuda.gpu.driver import HANDLE_BYTES, PER_THREAD, Allocation
 from unisono.engines.cuda.gpu.prepared import Move, Operation, Permit
 from unisono.errors import UnisonoError
 
@@ -111,6 +111,7 @@ class EmulatedDriver:
         self.registered: dict[int, int] = {}
         self.exports = 0
         self._streams: dict[int, Stream] = {0: Stream()}
+        self._stream_numbers = itertools.count(PER_THREAD + 1)
         self._events: dict[int, threading.Event] = {}
         self.capturing: set[int] = set()  # streams
 
@@ -214,9 +215,18 @@ class EmulatedDriver:
         self._check_entered()
         shared = os.environ.get(ONE_QUEUE) == "1"
         made = self._streams[0] if shared else Stream()  # its thread may collect garbage, too
-        with self._lock:
-            self._streams[len(self._streams)] = made
-            return len(self._streams) - 1
+        stream = next(self._stream_numbers)
+        self._streams[stream] = made
+        return stream
+
+    def _at(self, stream: int) -> Stream:
+        """The stream of this number; one number means another stream in every thread."""
+        if stream != PER_THREAD:
+            return self._streams[stream]
+        if not hasattr(self._entered, "stream"):
+            self._entered.stream = Stream()
+        own: Stream = self._entered.stream
+        return own
 
     def is_capturing(self, stream: int) -> bool:
         self._check_entered()
@@ -233,12 +243,12 @@ class EmulatedDriver:
     def record(self, event: int, stream: int) -> None:
         self._check_entered()
         happened = self._events[event] = threading.Event()
-        self._streams[stream].put(happened.set)
+        self._at(stream).put(happened.set)
 
     def wait_event(self, stream: int, event: int) -> None:
         self._check_entered()
         happened = self._events[event]
-        self._streams[stream].put(lambda: _until(happened.is_set))
+        self._at(stream).put(lambda: _until(happened.is_set))
 
     def has_happened(self, event: int) -> bool:
         self._check_capture()
@@ -246,7 +256,7 @@ class EmulatedDriver:
 
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
         self._check_entered()
-        self._streams[stream].put(lambda: _copy_slowly(to, source, nbytes))
+        self._at(stream).put(lambda: _copy_slowly(to, source, nbytes))
 
     def register_host(self, address: int, nbytes: int) -> int:
         self._check_entered()
@@ -265,11 +275,11 @@ class EmulatedDriver:
         def write() -> None:
             word.value = value
 
-        self._streams[stream].put(write)
+        self._at(stream).put(write)
 
     def wait_word(self, stream: int, address: int, value: int) -> None:
         word = self._word(address)
-        self._streams[stream].put(lambda: _until(lambda: (word.value - value) % 2**32 < 2**31))
+        self._at(stream).put(lambda: _until(lambda: (word.value - value) % 2**32 < 2**31))
 
     def _word(self, address: int) -> ctypes.c_uint32:
         self._check_entered()
@@ -322,15 +332,15 @@ class EmulatedDriver:
     def put(self, stream: int, step: Callable[[], None]) -> None:
         """Let a stream do something."""
         self._check_entered()
-        self._streams[stream].put(step)
+        self._at(stream).put(step)
 
     def hold(self, stream: int, gate: threading.Event) -> None:
         """Let a stream wait for the test."""
-        self._streams[stream].put(lambda: _until(gate.is_set))
+        self._at(stream).put(lambda: _until(gate.is_set))
 
     def synchronize(self, stream: int) -> None:
         """What frameworks do before they read memory."""
-        self._streams[stream].synchronize()
+        self._at(stream).synchronize()
 
 
 def _map(file: int, nbytes: int) -> int:

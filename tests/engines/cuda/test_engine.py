@@ -51,6 +51,7 @@ def alone(all_worlds: worlds.Worlds) -> Callable[..., list[Any]]:
         order.many_calls_at_once,
         order.calls_on_both_memories,
         order.streams_of_the_caller,
+        order.streams_of_threads,
         order.waiting_twice_in_two_streams,
         order.copying_back_in_one_of_two_streams,
         order.awaiting_in_a_stream,

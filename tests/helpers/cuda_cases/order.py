@@ -15,6 +15,7 @@ from tests.helpers.cuda_emulator import asarray, empty, gpu, on_stream
 from unisono.core import buffers, dispatch
 from unisono.core.dtypes import ReduceOp
 from unisono.core.groups import Group
+from unisono.engines.cuda.gpu.driver import PER_THREAD
 from unisono.torch import distributed as dist
 
 
@@ -68,6 +69,24 @@ def streams_of_the_caller(group: Group) -> None:
         with on_stream(second if turn % 2 else first):
             work.wait()
             assert set(array.tolist()) == {float(group.size)}
+
+
+def streams_of_threads(group: Group) -> None:
+    """The default stream may be another one in every thread, under the same number."""
+    ones = asarray(np.ones(LARGE, np.float32))
+    with on_stream(PER_THREAD):
+        for late in range(group.size):
+            array, first = asarray(np.zeros(LARGE, np.float32)), asarray(np.ones(5, np.float32))
+            if group.rank == late:
+                time.sleep(0.05)  # meanwhile the first call of the others has not begun
+            work = summed(group, first, blocking=False)
+            gate = threading.Event()
+            gpu().hold(PER_THREAD, gate)
+            gpu().copy(array.data.ptr, ones.data.ptr, 4 * LARGE, PER_THREAD)
+            threading.Timer(0.1, gate.set).start()
+            summed(group, array)
+            assert set(array.tolist()) == {float(group.size)}
+            work.wait()
 
 
 def waiting_twice_in_two_streams(group: Group) -> None:

@@ -10,7 +10,6 @@ Where each rank has a GPU of its own, nccl does their calls, see own_gpus.py.
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -124,14 +123,19 @@ class CudaEngine(Engine):
         meeting = self._meeting or self._meet(device)
         meeting.check_device(device)
         in_main = threading.current_thread() is _main
-        if call.blocking and in_main:
-            waiting = device.may_wait(self, stream)
-            run = functools.partial(_run, meeting, device, stream, None, waiting)
-            return self._submit(meeting, device, call, waiting, run)
+        # The caller's stream may be another one in another thread, under the same number.
+        if call.blocking and in_main and self._executor.begin():
+            try:
+                waiting = device.may_wait(self, stream)
+                announcement = _announce(meeting, call, waiting)
+                _run(meeting, device, stream, None, waiting, announcement)
+            finally:
+                self._executor.end()
+            return DONE
         after = Moment(device, stream)
         # Other threads make calls on several groups in any order, and most often in one stream. If
         # each call held that up, ranks could wait for each other; so there the host waits.
-        waiting = None if call.blocking else device.may_wait(self, None)
+        waiting = None if call.blocking and not in_main else device.may_wait(self, None)
         call = call._replace(site=trace.call_site() or "")  # not found in the other thread
         work = CudaWork(device, lambda: devices.current_stream(buffer))
 

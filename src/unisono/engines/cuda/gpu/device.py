@@ -8,7 +8,7 @@ from collections import deque
 from typing import Protocol
 
 from unisono.engines.cuda.gpu import driver
-from unisono.engines.cuda.gpu.driver import Driver
+from unisono.engines.cuda.gpu.driver import PER_THREAD, Driver
 from unisono.engines.cuda.gpu.sharing import Exports, Imports
 from unisono.errors import UnisonoError, Unsupported
 
@@ -45,7 +45,7 @@ class Moment:
 
     def delay(self, stream: int) -> None:
         """Let another stream go on only after it; from any thread."""
-        if stream != self.stream:
+        if stream != self.stream or stream == PER_THREAD:
             with self._device.entered():
                 self._device.driver.wait_event(stream, self._event)
 

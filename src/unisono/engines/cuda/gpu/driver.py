@@ -32,6 +32,7 @@ from unisono.engines.cuda.gpu.prepared import (
 
 __all__ = [
     "HANDLE_BYTES",
+    "PER_THREAD",
     "Allocation",
     "CudaDriver",
     "Driver",
@@ -43,6 +44,8 @@ _BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
 #: CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: of the default stream, while another one is capturing.
 _CAPTURE_IMPLICIT = 906
 _CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+#: CU_STREAM_PER_THREAD, the default stream of the thread that names it, if a program wants that.
+PER_THREAD = 2
 #: Bytes of the handle by which another process opens an allocation.
 HANDLE_BYTES = 64
 
