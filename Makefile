@@ -191,13 +191,19 @@ rest-general: export UNISONO_FAST_CALLS = 0
 rest-general: .venv/.installed .venv/.dev
 	$(call python-tests,each_engine and not thorough,$(wildcard tests/engines/*.py) $(FACES))
 
-# One at a time: each pool has a context on the GPU for every rank.
+# One at a time: each pool has a context on the GPU for every rank. No test may take longer than two
+# minutes: pytest then ends with the stacks of all threads, and torch's suite goes on.
+define gpu-tests
+$(BIN)/python -m pytest -m each_engine $(wildcard tests/engines/*.py) $(FACES)
+$(BIN)/python -m pytest tests/torch/backend/test_shared_gpu.py tests/torch/backend/test_cuda.py \
+    tests/engines/torch/test_engine.py tests/core/buffers/test_cupy.py
+$(BIN)/python -m tests.torch.suite --gpu --world-size 2 4
+endef
+
+NO_GPU = $(shell $(BIN)/python -m tests.helpers.real_gpu)
 test-gpu: export UNISONO_TEST_ENGINES = cuda
 test-gpu: .venv/.installed .venv/.dev
-	$(BIN)/python -m pytest -m each_engine $(wildcard tests/engines/*.py) $(FACES)
-	$(BIN)/python -m pytest tests/torch/backend/test_shared_gpu.py tests/torch/backend/test_cuda.py \
-	    tests/engines/torch/test_engine.py tests/core/buffers/test_cupy.py
-	$(BIN)/python -m tests.torch.suite --gpu --world-size 2 4
+	$(if $(NO_GPU),$(info test-gpu is left out: $(NO_GPU))@true,$(gpu-tests))
 
 # Runs the tests with MindSpore that the marker expression $(1) selects.
 define mindspore-tests

@@ -66,7 +66,18 @@ void set_error(const Failure& failure) {
 
 namespace {
 
-/// Runs or starts a collective whose counts differ by rank; None if it is complete.
+/// Runs or starts a collective; None if it is complete.
+std::optional<CallHandle> run_or_start(Communicator& self, CallArguments arguments, double seconds,
+                                       bool blocking) {
+    arguments.call_site = CallSiteFinder::current();
+    if (!blocking)
+        return CallHandle{guarded([&] { return self.start(std::move(arguments), seconds); }),
+                          nullptr};
+    guarded([&] { self.run(arguments, {seconds, interrupted}); });
+    return std::nullopt;
+}
+
+/// The same for counts that differ by rank.
 std::optional<CallHandle> collective_uneven(Communicator& self, int verb, std::uintptr_t source,
                                             std::uintptr_t target, std::uint64_t count, int dtype,
                                             std::uint32_t item_bytes, int op, double factor,
@@ -87,21 +98,35 @@ std::optional<CallHandle> collective_uneven(Communicator& self, int verb, std::u
     arguments.count = count;
     arguments.sends = std::move(sends);
     arguments.receives = std::move(receives);
-    arguments.call_site = CallSiteFinder::current();
-    if (!blocking)
-        return CallHandle{guarded([&] { return self.start(std::move(arguments), seconds); }),
-                          nullptr};
-    guarded([&] { self.run(arguments, {seconds, interrupted}); });
-    return std::nullopt;
+    return run_or_start(self, std::move(arguments), seconds, blocking);
 }
 
-/// The same with equal counts.
+/// The same for equal counts.
 std::optional<CallHandle> collective(Communicator& self, int verb, std::uintptr_t source,
                                      std::uintptr_t target, std::uint64_t count, int dtype,
                                      std::uint32_t item_bytes, int op, double factor, int root,
                                      double seconds, bool blocking, bool backward) {
     return collective_uneven(self, verb, source, target, count, dtype, item_bytes, op, factor, root,
                              seconds, blocking, backward, {}, {});
+}
+
+/// The same for a collective on a GPU: ranks compare it and tell each other `bytes`.
+std::optional<CallHandle> tell(Communicator& self, int verb, std::uint64_t count, int dtype, int op,
+                               double factor, int root, bool backward, std::uintptr_t source,
+                               std::uintptr_t target, std::uint32_t bytes, double seconds,
+                               bool blocking) {
+    CallArguments arguments;
+    arguments.verb = static_cast<Verb>(verb);
+    arguments.dtype_code = static_cast<std::uint8_t>(dtype);
+    arguments.op = static_cast<ReduceOp>(op);
+    arguments.factor = factor;
+    arguments.root = root;
+    arguments.backward = backward;
+    arguments.source = reinterpret_cast<const std::byte*>(source);
+    arguments.target = reinterpret_cast<std::byte*>(target);
+    arguments.count = count;
+    arguments.told_bytes = bytes;
+    return run_or_start(self, std::move(arguments), seconds, blocking);
 }
 
 /// Starts a collective; `used` stays alive until it has ended. The counts are empty if equal.
@@ -378,6 +403,7 @@ NB_MODULE(_native, m) {
         .def_static("tensor_extractor", &tensor_extractor, "tensor_type"_a, "failure_type"_a,
                     "otherwise"_a)
         .def("collective_uneven", &collective_uneven)
+        .def("tell", &tell)
         .def("point_to_point", &point_to_point)
         .def_prop_rw("seconds", &Communicator::seconds, &Communicator::set_seconds)
         .def("split", &split, "ranks"_a, "key"_a, "seconds"_a)

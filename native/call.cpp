@@ -22,7 +22,8 @@ std::uint64_t PackedCall::write(const CallArguments& arguments, std::uint32_t nu
                                static_cast<std::uint64_t>(arguments.dtype_code) << 8 |
                                static_cast<std::uint64_t>(arguments.op) << 16 |
                                static_cast<std::uint64_t>(!arguments.sends.empty()) << 24 |
-                               static_cast<std::uint64_t>(arguments.backward) << 25;
+                               static_cast<std::uint64_t>(arguments.backward) << 25 |
+                               static_cast<std::uint64_t>(arguments.on_gpu()) << 26;
     const std::uint64_t root = static_cast<std::uint32_t>(arguments.root);
     const auto factor = std::bit_cast<std::uint64_t>(arguments.factor);
     // Relaxed: the store of the turn in Group::barrier() orders them.
@@ -43,13 +44,14 @@ CallDescriptor::CallDescriptor(const PackedCall& packed) noexcept {
     op = static_cast<ReduceOp>(kind >> 16 & 0xff);
     uneven = (kind >> 24 & 1) != 0;
     backward = (kind >> 25 & 1) != 0;
+    on_gpu = (kind >> 26 & 1) != 0;
     root = static_cast<std::int32_t>(root_and_number >> 32);
     number = static_cast<std::uint32_t>(root_and_number);
 }
 
 bool CallDescriptor::same_kind(const CallDescriptor& other) const noexcept {
     return verb == other.verb && dtype == other.dtype && op == other.op && root == other.root &&
-           backward == other.backward &&
+           backward == other.backward && on_gpu == other.on_gpu &&
            std::bit_cast<std::uint64_t>(factor) == std::bit_cast<std::uint64_t>(other.factor);
 }
 
@@ -75,6 +77,7 @@ std::string CallDescriptor::text() const {
     }
     if (root >= 0) text += format(" root %d", root);
     if (backward) text += " (backward)";
+    if (on_gpu) text += " on a GPU";
     return text;
 }
 

@@ -33,7 +33,12 @@ struct CallArguments {
     std::uint64_t count = 0;  ///< of the smaller buffer: what one rank contributes or receives
     /// If counts differ by rank: what this rank sends to and receives from each rank. Else empty.
     std::vector<std::uint64_t> sends, receives;
+    /// Not 0: the memory of the call is on a GPU. The hosts then compare the call and tell each
+    /// other so many bytes: this rank's are at `source`, and those of all ranks go to `target`.
+    std::uint32_t told_bytes = 0;
     CallSite call_site;
+
+    bool on_gpu() const noexcept { return told_bytes != 0; }
 };
 
 /// The descriptor of a call in shared memory. Words are atomic because error messages read them at
@@ -59,6 +64,7 @@ struct CallDescriptor {
     ReduceOp op = ReduceOp::none;
     bool uneven = false;
     bool backward = false;
+    bool on_gpu = false;
 
     bool is_message() const noexcept { return verb == Verb::send || verb == Verb::recv; }
 

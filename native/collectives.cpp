@@ -356,6 +356,19 @@ void barrier(Context& c) {
     c.first_barrier();
 }
 
+/// A call on a GPU: ranks compare it, and tell each other something of equal length. Barriers: 1.
+/// Bytes staged: what one rank tells; read from peers: P-1 times as much.
+void tell(Context& c) {
+    const std::size_t bytes = c.arguments.told_bytes;
+    c.group.begin_step();
+    c.group.commit_slot(bytes);
+    c.k.copy(c.group.slot(c.me), c.arguments.source, bytes, StoreMode::plain);
+    c.first_barrier();
+    for (int rank = 0; rank < c.n; ++rank)
+        c.k.copy(c.arguments.target + static_cast<std::size_t>(rank) * bytes, c.group.slot(rank),
+                 bytes, StoreMode::plain);
+}
+
 /// A group of one rank: the result is the source, reduced alone.
 void run_alone(Context& c) {
     const std::size_t bytes = part_bytes(c, c.arguments.sends, 0);
@@ -376,6 +389,7 @@ void run_alone(Context& c) {
 
 void run_collective(Group& group, const CallArguments& arguments) {
     Context c(group, arguments);
+    if (arguments.on_gpu()) return tell(c);
     if (group.size() == 1) return run_alone(c);
     c.make_offer();
     switch (arguments.verb) {

@@ -89,7 +89,10 @@ private:
         std::uint64_t log_sequence;
         std::uint64_t place;  ///< counts the calls that were queued
 
-        std::uint64_t bytes() const noexcept { return arguments.count * arguments.item_bytes; }
+        std::uint64_t bytes() const noexcept {
+            return arguments.on_gpu() ? arguments.told_bytes
+                                      : arguments.count * arguments.item_bytes;
+        }
     };
 
     void serve();

@@ -103,6 +103,22 @@ class Communicator:
         receives: list[int],
         /,
     ) -> CallHandle | None: ...
+    def tell(
+        self,
+        verb: int,
+        count: int,
+        dtype: int,
+        op: int,
+        factor: float,
+        root: int,
+        backward: bool,
+        source: int,
+        target: int,
+        nbytes: int,
+        seconds: float,
+        blocking: bool,
+        /,
+    ) -> CallHandle | None: ...
     def point_to_point(
         self,
         sending: bool,

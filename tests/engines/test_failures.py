@@ -158,14 +158,7 @@ def disagree(group: Group, name: str, blocking: bool) -> UnisonoError:
 
 @pytest.mark.essential
 @pytest.mark.parametrize("blocking", essential(1, [True, False]), ids=["blocking", "asynchronous"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        # A barrier is a matter of the hosts, wherever the memory of other calls is.
-        pytest.param(name, marks=pytest.mark.needs("mixed memory") if name == "barrier" else ())
-        for name in MISMATCHES
-    ],
-)
+@pytest.mark.parametrize("name", MISMATCHES)
 @pytest.mark.needs("mismatch")
 def test_mismatch_is_told_to_every_rank(world, name, blocking):
     ours, theirs, texts = MISMATCHES[name]

@@ -29,8 +29,9 @@ from tests.helpers import cuda_on_cpu
 from tests.helpers.paths import ROOT
 from unisono.core.dtypes import DType, ReduceOp
 from unisono.engines.cuda.gpu import device, driver, kernels
-from unisono.engines.cuda.gpu.driver import HANDLE_BYTES, Allocation
+from unisono.engines.cuda.gpu.driver import HANDLE_BYTES, PER_THREAD, Allocation
 from unisono.engines.cuda.gpu.prepared import Move, Operation, Permit
+from unisono.errors import UnisonoError
 
 #: Which GPU a rank is on, and how many seconds its streams hesitate at most.
 GPU, HESITATION = "UNISONO_TEST_GPU", "UNISONO_TEST_HESITATION"
@@ -100,13 +101,17 @@ class EmulatedDriver:
         self._kernels = cuda_on_cpu.build(ROOT / "build" / "cuda_on_cpu")
         self._numbers = itertools.count(1)
         self._entered = threading.local()
+        self._capturing_thread = 0
+        self._spoiled = False
         # Garbage that is collected meanwhile, in the same thread, may have memory to free.
         self._lock = threading.RLock()
         self.allocations: dict[int, tuple[Allocation, int]] = {}  # with a file, by base
         self.opened: dict[int, int] = {}  # bytes, by address
+        self._owners: dict[int, tuple[int, range]] = {}  # whose they are, and where there
         self.registered: dict[int, int] = {}
         self.exports = 0
         self._streams: dict[int, Stream] = {0: Stream()}
+        self._stream_numbers = itertools.count(PER_THREAD + 1)
         self._events: dict[int, threading.Event] = {}
         self.capturing: set[int] = set()  # streams
 
@@ -118,6 +123,24 @@ class EmulatedDriver:
     def leave(self, before: int | None) -> None:
         self._entered.done = bool(before)
 
+    def enter_apart(self) -> None:
+        self.enter()
+        self._entered.apart = True
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[None]:
+        """Let this thread capture a CUDA graph, as torch does, which others must not disturb."""
+        self._capturing_thread, self._spoiled = threading.get_ident(), False
+        yield
+        self._capturing_thread = 0
+        assert not self._spoiled, "another thread has spoiled the graph that was captured"
+
+    def _check_capture(self) -> None:
+        """Fail in what CUDA forbids while a thread captures, unless the thread is apart from it."""
+        if self._capturing_thread and not getattr(self._entered, "apart", False):
+            self._spoiled = True
+            raise UnisonoError("operation not permitted when a stream is capturing")
+
     def _check_entered(self) -> None:
         assert getattr(self._entered, "done", False), "this thread has not entered the GPU"
 
@@ -125,6 +148,7 @@ class EmulatedDriver:
 
     def allocate(self, nbytes: int, *, shareable: bool = True) -> int:
         self._check_entered()
+        self._check_capture()
         nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         file = os.memfd_create("emulated GPU") if shareable else -1
         if shareable:
@@ -162,20 +186,27 @@ class EmulatedDriver:
         self.exports += 1
         if file < 0:
             return None
-        return f"{os.getpid()} {file} {allocation.nbytes}".encode().ljust(HANDLE_BYTES, b"\0")
+        handle = f"{os.getpid()} {file} {base} {allocation.nbytes}"
+        return handle.encode().ljust(HANDLE_BYTES, b"\0")
 
     def open_handle(self, handle: bytes) -> int:
         self._check_entered()
-        process, name, nbytes = map(int, handle.rstrip(b"\0").split())
+        self._check_capture()
+        process, name, base, nbytes = map(int, handle.rstrip(b"\0").split())
         assert process != os.getpid(), "CUDA opens no memory of its own process"
+        for owner, block in self._owners.values():
+            if owner == process and block.start < base + nbytes and base < block.stop:
+                raise UnisonoError("the resource is already mapped")
         file = os.open(f"/proc/{process}/fd/{name}", os.O_RDWR)
         address = _map(file, nbytes)
         os.close(file)
         self.opened[address] = nbytes
+        self._owners[address] = process, range(base, base + nbytes)
         return address
 
     def close_handle(self, address: int) -> None:
         self._check_entered()
+        del self._owners[address]
         _libc.munmap(address, self.opened.pop(address))
 
     # ---- streams ----
@@ -184,9 +215,18 @@ class EmulatedDriver:
         self._check_entered()
         shared = os.environ.get(ONE_QUEUE) == "1"
         made = self._streams[0] if shared else Stream()  # its thread may collect garbage, too
-        with self._lock:
-            self._streams[len(self._streams)] = made
-            return len(self._streams) - 1
+        stream = next(self._stream_numbers)
+        self._streams[stream] = made
+        return stream
+
+    def _at(self, stream: int) -> Stream:
+        """The stream of this number; one number means another stream in every thread."""
+        if stream != PER_THREAD:
+            return self._streams[stream]
+        if not hasattr(self._entered, "stream"):
+            self._entered.stream = Stream()
+        own: Stream = self._entered.stream
+        return own
 
     def is_capturing(self, stream: int) -> bool:
         self._check_entered()
@@ -203,22 +243,24 @@ class EmulatedDriver:
     def record(self, event: int, stream: int) -> None:
         self._check_entered()
         happened = self._events[event] = threading.Event()
-        self._streams[stream].put(happened.set)
+        self._at(stream).put(happened.set)
 
     def wait_event(self, stream: int, event: int) -> None:
         self._check_entered()
         happened = self._events[event]
-        self._streams[stream].put(lambda: _until(happened.is_set))
+        self._at(stream).put(lambda: _until(happened.is_set))
 
     def has_happened(self, event: int) -> bool:
+        self._check_capture()
         return self._events[event].is_set()
 
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
         self._check_entered()
-        self._streams[stream].put(lambda: _copy_slowly(to, source, nbytes))
+        self._at(stream).put(lambda: _copy_slowly(to, source, nbytes))
 
     def register_host(self, address: int, nbytes: int) -> int:
         self._check_entered()
+        self._check_capture()
         assert address not in self.registered, "CUDA registers memory once"
         self.registered[address] = nbytes
         return address + _ON_DEVICE
@@ -233,11 +275,11 @@ class EmulatedDriver:
         def write() -> None:
             word.value = value
 
-        self._streams[stream].put(write)
+        self._at(stream).put(write)
 
     def wait_word(self, stream: int, address: int, value: int) -> None:
         word = self._word(address)
-        self._streams[stream].put(lambda: _until(lambda: (word.value - value) % 2**32 < 2**31))
+        self._at(stream).put(lambda: _until(lambda: (word.value - value) % 2**32 < 2**31))
 
     def _word(self, address: int) -> ctypes.c_uint32:
         self._check_entered()
@@ -290,15 +332,15 @@ class EmulatedDriver:
     def put(self, stream: int, step: Callable[[], None]) -> None:
         """Let a stream do something."""
         self._check_entered()
-        self._streams[stream].put(step)
+        self._at(stream).put(step)
 
     def hold(self, stream: int, gate: threading.Event) -> None:
         """Let a stream wait for the test."""
-        self._streams[stream].put(lambda: _until(gate.is_set))
+        self._at(stream).put(lambda: _until(gate.is_set))
 
     def synchronize(self, stream: int) -> None:
         """What frameworks do before they read memory."""
-        self._streams[stream].synchronize()
+        self._at(stream).synchronize()
 
 
 def _map(file: int, nbytes: int) -> int:

@@ -31,6 +31,11 @@ enum CUstreamCaptureStatus {
     CU_STREAM_CAPTURE_STATUS_NONE = 0,
     CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,
 };
+enum CUstreamCaptureMode {
+    CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
+    CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+};
 enum CUpointer_attribute { CU_POINTER_ATTRIBUTE_BUFFER_ID = 7 };
 enum CUdriverProcAddressQueryResult { CU_GET_PROC_ADDRESS_SUCCESS = 0 };
 struct CUuuid {
@@ -82,6 +87,7 @@ unsigned long long blocks_ever = 0;
 int context = 0;
 thread_local CUcontext current = nullptr;
 thread_local bool entered = false;
+thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 CUdeviceptr opened = 0;
 std::pair<void*, std::size_t> cleared;
 std::set<CUfunction> moving;  // the kernels that copy
@@ -175,6 +181,11 @@ CUresult cuCtxSetCurrent(CUcontext given) {
 
 CUresult cuCtxGetCurrent(CUcontext* given) {
     *given = current;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+    std::swap(capture_mode, *mode);
     return CUDA_SUCCESS;
 }
 

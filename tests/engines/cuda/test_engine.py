@@ -49,11 +49,14 @@ def alone(all_worlds: worlds.Worlds) -> Callable[..., list[Any]]:
     [
         order.many_calls_without_a_pause,
         order.many_calls_at_once,
+        order.calls_on_both_memories,
         order.streams_of_the_caller,
+        order.streams_of_threads,
         order.waiting_twice_in_two_streams,
         order.copying_back_in_one_of_two_streams,
         order.awaiting_in_a_stream,
         order.the_host_does_not_wait,
+        order.a_graph_is_captured_meanwhile,
         order.memory_is_kept,
         order.the_callers_gpu_is_as_before,
         again.calls_again,
@@ -75,6 +78,8 @@ def test_calls(run, ranks, case):
     [
         memory.pieces_of_a_block,
         memory.freed_blocks_are_closed,
+        memory.many_blocks_freed_at_once,
+        memory.long_messages_in_new_memory,
         memory.blocks_freed_before_a_mismatch,
         again.calls_again_on_other_memory,
         memory.nothing_is_left,
@@ -134,10 +139,22 @@ def test_a_rank_that_dies_before_a_call_is_made_again(alone):
             assert text.startswith("PeerLost: rank 2 ") and "was killed by SIGKILL" in text, text
 
 
-@pytest.mark.thorough
-def test_a_tensor_on_the_cpu_among_tensors_on_the_gpu(alone):
-    for texts in alone(3, wrong_calls.cpu_against_gpu):
-        assert all(text.startswith("MismatchError") for text in texts), texts
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("on_cpu", [[0], [1, 2]])
+@pytest.mark.parametrize("in_world", [pytest.param(True, marks=pytest.mark.thorough), False])
+def test_calls_on_the_cpu_among_calls_on_the_gpu(run, in_world, on_cpu, blocking):
+    ranks, others = ("rank 0:", "ranks 1, 2:")[:: 1 if on_cpu == [0] else -1]
+    for texts in run(3, wrong_calls.cpu_against_gpu, in_world, on_cpu, blocking):
+        for text, call in zip(texts, ["all_reduce float32 x 4 sum", "barrier"] * 3, strict=True):
+            assert text.startswith("MismatchError: ranks disagree in call"), text
+            assert f"{ranks} {call}, call" in text, text
+            assert f"{others} all_reduce float32 x 4 sum on a GPU, call" in text, text
+
+
+def test_a_barrier_among_calls_that_are_made_again(run):
+    for text in run(3, wrong_calls.cpu_against_a_call_again):
+        assert text.startswith("MismatchError: ranks disagree in call"), text
+        assert "rank 1: barrier" in text and "ranks 0, 2: all_reduce float32 x 4 sum on" in text
 
 
 def test_both_memories_in_one_call(run):

@@ -35,7 +35,7 @@ def followed(end, find_fault, release) -> Followed:
 
 
 def test_a_gpu_that_does_not_answer_does_not_hide_a_lost_rank(capsys):
-    device = SimpleNamespace(driver=SimpleNamespace(enter=lambda: None))
+    device = SimpleNamespace(driver=SimpleNamespace(enter_apart=lambda: None))
     watchdog, released, over = Watchdog(device), threading.Event(), threading.Event()
     watchdog.follow(followed(End(over, tells=False), lambda: None, lambda error: None))
     lost = PeerLost("rank 1 was killed", [1])

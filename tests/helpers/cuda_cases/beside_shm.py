@@ -16,7 +16,7 @@ from unisono.torch import distributed as dist
 
 
 def chosen_by_itself(group: Group) -> list[str]:
-    """A group of engine shm serves both memories; calls on the CPU are not in order with these."""
+    """A group of engine shm serves both memories; calls on the CPU do not wait for the GPU."""
     cuda_emulator.install()
     on_cpu, on_gpu = np.ones(10), asarray(np.ones(LARGE))
     gate = threading.Event()

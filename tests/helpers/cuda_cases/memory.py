@@ -35,6 +35,37 @@ def freed_blocks_are_closed(group: Group) -> None:
     assert len(gpu().opened) <= 4 * (group.size - 1), len(gpu().opened)
 
 
+def many_blocks_freed_at_once(group: Group) -> None:
+    """More than one call tells of, and then new blocks are where they were: as `empty_cache`."""
+    for turn in range(3):
+        arrays = [asarray(np.full(LARGE, turn, np.float32)) for _ in range(12)]
+        # The first one takes the place of one that the others hear of last.
+        for array in arrays[:: 1 if turn % 2 else -1]:
+            summed(group, array)
+        for array in arrays:
+            assert set(array.tolist()) == {float(turn * group.size)}, turn
+        dispatch.barrier(group)
+        del array, arrays
+        time.sleep(0.02)  # until the watchdog has let them go
+
+
+def long_messages_in_new_memory(group: Group) -> None:
+    """No call tells of blocks that were freed, and each message may be where another one was."""
+    after, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    incoming = empty(8 * LARGE, np.float32)
+    for turn in range(8):
+        count = LARGE * (turn + 1)
+        outgoing = asarray(np.full(count, turn + group.rank, np.float32))
+        sent = dispatch.send(group, buffers.view(outgoing), after, blocking=False)
+        dispatch.recv(group, buffers.view(incoming[:count]), before)
+        sent.wait()
+        assert set(incoming[:count].tolist()) == {float(turn + before)}
+        gpu().synchronize(0)
+        dispatch.barrier(group)
+        del outgoing, sent
+        time.sleep(0.02)
+
+
 def blocks_freed_before_a_mismatch(group: Group) -> None:
     """The call that tells of freed memory fails; nobody keeps that open all the same."""
     for turn in range(12):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
+import time
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from tests.helpers.cuda_emulator import asarray, empty, gpu, on_stream
 from unisono.core import buffers, dispatch
 from unisono.core.dtypes import ReduceOp
 from unisono.core.groups import Group
+from unisono.engines.cuda.gpu.driver import PER_THREAD
 from unisono.torch import distributed as dist
 
 
@@ -37,6 +40,23 @@ def many_calls_at_once(group: Group) -> None:
     assert all(work.is_completed() for work in works)
 
 
+def calls_on_both_memories(group: Group) -> None:
+    """On the GPU and on the CPU in turn, some of them at once: all are in one order."""
+    rush = random.Random(group.rank)  # some ranks are ahead of others
+    on_gpu = [asarray(np.full(5, index, np.float32)) for index in range(12)]
+    on_cpu = [np.full(5, index, np.float32) for index in range(12)]
+    works = []
+    for turn, arrays in enumerate(zip(on_gpu, on_cpu, strict=True)):
+        for array in arrays[:: 1 if turn % 3 else -1]:
+            works.append(summed(group, array, blocking=turn % 4 == 3))
+            time.sleep(rush.random() * 2e-3)
+    for work in works:
+        work.wait()
+    for arrays in (on_gpu, on_cpu):
+        sums = [set(array.tolist()) for array in arrays]
+        assert sums == [{float(index * group.size)} for index in range(12)]
+
+
 def streams_of_the_caller(group: Group) -> None:
     """A call reads what its stream wrote before; another stream that waits reads the result."""
     first, second = gpu().create_stream(), gpu().create_stream()
@@ -49,6 +69,24 @@ def streams_of_the_caller(group: Group) -> None:
         with on_stream(second if turn % 2 else first):
             work.wait()
             assert set(array.tolist()) == {float(group.size)}
+
+
+def streams_of_threads(group: Group) -> None:
+    """The default stream may be another one in every thread, under the same number."""
+    ones = asarray(np.ones(LARGE, np.float32))
+    with on_stream(PER_THREAD):
+        for late in range(group.size):
+            array, first = asarray(np.zeros(LARGE, np.float32)), asarray(np.ones(5, np.float32))
+            if group.rank == late:
+                time.sleep(0.05)  # meanwhile the first call of the others has not begun
+            work = summed(group, first, blocking=False)
+            gate = threading.Event()
+            gpu().hold(PER_THREAD, gate)
+            gpu().copy(array.data.ptr, ones.data.ptr, 4 * LARGE, PER_THREAD)
+            threading.Timer(0.1, gate.set).start()
+            summed(group, array)
+            assert set(array.tolist()) == {float(group.size)}
+            work.wait()
 
 
 def waiting_twice_in_two_streams(group: Group) -> None:
@@ -117,6 +155,33 @@ def the_host_does_not_wait(group: Group) -> None:
     assert not gate.is_set() and not work._end.has_come()
     gate.set()
     assert set(array.tolist()) == {float(group.size**2)}
+
+
+def a_graph_is_captured_meanwhile(group: Group) -> None:
+    """While calls and messages are under way, or begin apart, what the program captures is safe."""
+    after, before = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    gate = threading.Event()
+    array, other = asarray(np.ones(LARGE, np.float32)), asarray(np.ones(LARGE, np.float32))
+    incoming, outgoing = empty(LARGE), asarray(np.ones(LARGE))
+    dispatch.barrier(group)
+    gpu().hold(0, gate)
+    works = [
+        summed(group, array, blocking=False),
+        dispatch.recv(group, buffers.view(incoming), before, blocking=False),
+        dispatch.send(group, buffers.view(outgoing), after, blocking=False),
+    ]
+    if group.rank == group.size - 1:
+        time.sleep(0.05)  # the others have to wait for this rank, and go on while they capture
+    works.append(summed(group, other, blocking=False))
+    with gpu().capture():
+        time.sleep(0.1)
+    gate.set()
+    for work in works:
+        work.wait()
+    for result in (array, other):
+        assert set(result.tolist()) == {float(group.size)}
+    assert set(incoming.tolist()) == {1.0}
+    dispatch.barrier(group)
 
 
 def memory_is_kept(group: Group) -> None:

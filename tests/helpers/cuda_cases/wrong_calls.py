@@ -75,18 +75,43 @@ def elements_at_odd_addresses(group: Group) -> str:
     return text
 
 
-def cpu_against_gpu(group: Group) -> list[str]:
-    """The very first calls: one rank has its tensor on the CPU, or calls a barrier."""
-    array = np.ones(4, np.float32)
-    texts = [outcome(summed, group, array if group.rank == 0 else asarray(array))]
-    if group.rank == 0:
-        texts.append(outcome(dispatch.barrier, group))
-    else:
-        texts.append(outcome(summed(group, asarray(array), blocking=False).wait))
-    on_gpu = asarray(array)
-    summed(group, on_gpu)  # they can go on
-    assert on_gpu.tolist() == [group.size] * 4
+def cpu_against_gpu(group: Group, in_world: bool, on_cpu: list[int], blocking: bool) -> list[str]:
+    """Some ranks call on the CPU where others call on the GPU, in the first calls and later."""
+    part = group if in_world else group.split(range(group.size), f"part {on_cpu} {blocking}")
+    here = np.ones(4, np.float32)
+    on_gpu, is_on_cpu = asarray(here), group.rank in on_cpu
+
+    def barrier() -> None:
+        dispatch.barrier(part, blocking=blocking).wait()
+
+    def total() -> None:
+        summed(part, here if is_on_cpu else on_gpu, blocking=blocking).wait()
+
+    texts = []
+    for _ in range(3):
+        texts += [outcome(total), outcome(barrier if is_on_cpu else total)]
+        assert set(here.tolist()) == set(on_gpu.tolist()) == {1.0}  # nothing has moved
+        # They can go on, and then it is the same call that was made before.
+        for _ in range(2):
+            array = asarray(here)
+            summed(part, array)
+            assert array.tolist() == [float(group.size)] * 4
+        dispatch.barrier(part)
+    if not in_world:
+        part.close()
     return texts
+
+
+def cpu_against_a_call_again(group: Group) -> str:
+    """All have made the same call on the GPU before, and one rank now calls a barrier."""
+    let_faces_call(group)
+    array = asarray(np.ones(4, np.float32))
+    for _ in range(3):
+        dist.all_reduce(array)
+    text = outcome(dist.barrier) if group.rank == 1 else outcome(dist.all_reduce, array)
+    dist.all_reduce(array)
+    assert array.tolist() == [float(group.size**4)] * 4
+    return text
 
 
 def two_memories(group: Group) -> str:

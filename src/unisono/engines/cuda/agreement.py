@@ -1,15 +1,12 @@
-"""What the hosts tell each other before each call: what they call, and where their memory is.
+"""What the leader launches for a call that all ranks have told of.
 
-Ranks compare their calls, so that all get an error or none does. This takes most of the time of a
-short call. So one exchange of shared memory has everything: the description of the call, the
-exports of source and destination, and blocks that were freed since. And what ranks have agreed on
-once is remembered, with what the leader launches for it: if all say the same again, that is all
-there is to do. Counts have no room there: ranks that have some exchange them in each call.
+What ranks have agreed on once is remembered, with what the leader launches for it: if all say the
+same again, that is all there is to do. Counts have no room in what ranks tell, so ranks that have
+some exchange them in each call.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,27 +18,17 @@ from unisono.core.trace import call_site
 from unisono.engines.common import consistency
 from unisono.engines.common.inner_calls import inner_caller
 from unisono.engines.common.reductions import Array
+from unisono.engines.cuda.announcements import Announcement, Announcer, Lending, Telling, Told
 from unisono.engines.cuda.collectives import Places, launches, work
 from unisono.engines.cuda.gpu.device import Device
 from unisono.engines.cuda.gpu.prepared import PreparedLaunch
-from unisono.engines.cuda.gpu.sharing import EXPORT_BYTES, NOTHING, Export
+from unisono.engines.cuda.gpu.sharing import Export
 from unisono.engines.cuda.signals import LEADER, Signals
 from unisono.engines.shm.engine import ShmEngine
 
-__all__ = ["Agreed", "Agreement", "Lending"]
+__all__ = ["Agreed", "Agreement", "compare_counts"]
 
-_FREED = struct.Struct("<4Q")  # numbers of blocks; 0 for none
-_NONE_FREED = bytes(_FREED.size)
-_NO_EXPORT = NOTHING.encoded()
-_REMEMBERED = 1024  # of each kind
-
-
-class Lending(NamedTuple):
-    """The memory of one rank in a call: where it has it itself, and what the leader opens."""
-
-    places: Places
-    source: Export | None
-    destination: Export | None
+_REMEMBERED = 1024
 
 
 class Agreed(NamedTuple):
@@ -50,7 +37,7 @@ class Agreed(NamedTuple):
     #: Without its memory, which may go.
     call: Call
     lending: Lending
-    mine: bytes
+    telling: Telling
     table: bytes
     launches: list[PreparedLaunch]
 
@@ -59,35 +46,24 @@ class Agreement:
     """One rank's side, in one group."""
 
     def __init__(
-        self, host: ShmEngine, device: Device, signals: Signals, processes: Sequence[int]
+        self, host: ShmEngine, device: Device, signals: Signals, announcer: Announcer
     ) -> None:
         self._host = host
         self._device = device
         self._signals = signals
-        self._processes = processes
-        self._told = 0  # how many of the freed blocks the others know of
-        self._descriptions: dict[tuple[object, ...], bytes] = {}
-        self._agreed: dict[tuple[bytes, Places], list[PreparedLaunch]] = {}
+        self._announcer = announcer
+        self._agreed: dict[tuple[object, ...], list[PreparedLaunch]] = {}
         # The last call, by verb and number, unless there was more to tell than what is called.
-        self._last: tuple[str, int, Lending, bytes, bytes, list[PreparedLaunch]] | None = None
-        described = consistency.Descriptor("", "", "", 0, False, "").encoded()
-        self._described = len(described) - consistency.SITE_BYTES
-        lengths = [self._described, 2 * EXPORT_BYTES, _FREED.size]
-        self._edges = np.cumsum(lengths).tolist()
-        # The memory of the exchange, the same each time.
-        self._own = np.zeros(self._edges[-1], np.uint8)
-        self._all = np.empty((host.size, self._edges[-1]), np.uint8)
-        self._exchange = host.exchange_of(view(self._own), view(self._all.reshape(-1)))
-        self._mine = b""
+        self._last: tuple[str, int, Lending, Telling, bytes, list[PreparedLaunch]] | None = None
 
-    def reach(self, call: Call, lending: Lending) -> list[PreparedLaunch]:
+    def reach(self, announcement: Announcement) -> list[PreparedLaunch]:
         """What to launch, if this is the leader.
 
         Raises a mismatch, on all ranks, if they do not call the same.
         """
-        exports = [_NO_EXPORT if one is None else one.encoded() for one in lending[1:]]
-        mine = b"".join((self._description(call), *exports, self._freed()))
-        return self._conclude(call, lending, mine, self._tell(mine, call.timeout))
+        self._last = None
+        table = announcement.table()
+        return self._conclude(announcement.call, announcement.lending, announcement.telling, table)
 
     def last(self, call: Call) -> Agreed | None:
         """What was agreed on for this call, if it was the last one."""
@@ -97,123 +73,76 @@ class Agreement:
 
     def may_reach_again(self, agreed: Agreed) -> bool:
         """Whether there is nothing to tell but what was told before."""
-        exports = self._device.exports
-        lending = agreed.lending
-        return (
-            self._told == len(exports.freed)
-            and (lending[1] is None or exports.find(lending.places.source) is lending[1])
-            and (lending[2] is None or exports.find(lending.places.destination) is lending[2])
-        )
+        return not self._announcer.has_news(agreed.lending)
 
     def reach_again(self, agreed: Agreed, number: int) -> list[PreparedLaunch]:
         """The same as `reach`, for a call of this number."""
-        call, lending, mine, before, launches = agreed
-        table = self._tell(mine, call.timeout)
+        call, lending, telling, before, launches = agreed
+        table = self._announcer.tell(telling, call.timeout)
         if table == before:
             return launches
-        return self._conclude(call._replace(number=number), lending, mine, table)
-
-    def _tell(self, mine: bytes, timeout: float) -> bytes:
-        """What all ranks tell."""
-        if mine != self._mine:
-            self._own[:] = np.frombuffer(mine, np.uint8)
-            self._mine = mine
-        self._exchange(timeout)
-        return self._all.tobytes()
+        return self._conclude(call._replace(number=number), lending, telling, table)
 
     def _conclude(
-        self, call: Call, lending: Lending, mine: bytes, table: bytes
+        self, call: Call, lending: Lending, telling: Telling, table: bytes
     ) -> list[PreparedLaunch]:
-        key = table, lending.places
-        agreed = self._agreed.get(key)
-        if agreed is not None:
-            self._last = call.verb, call.number, lending, mine, table, agreed
-            return agreed
-        self._last = None
-        rows = [row.tobytes() for row in self._all]
-        start, middle, end = self._edges
-        try:
-            counts = self._compare(call, mine, rows)
-        finally:  # each block is told of once, be the call a mismatch or not
-            for process, row in zip(self._processes, rows, strict=True):
-                if row[middle:end] != _NONE_FREED:
-                    for number in _FREED.unpack(row[middle:end]):
-                        self._device.imports.close(process, number)
-        todo: list[PreparedLaunch] = []
-        if self._host.rank == LEADER:
-            places = [self._open(row[start:middle]) for row in rows]
-            places[LEADER] = lending.places
-            sends = None if counts is None else counts[:, 0]
-            moves = work(call, places, sends)
-            todo = launches(self._device.driver, call, moves, self._signals.permit)
-        # No rank may take from memory what another one asks all for, and each remembers others: the
-        # leader's memory is not in the table.
-        if counts is None and all(row[middle:end] == _NONE_FREED for row in rows):
+        key = telling.described, table, lending.places
+        todo = self._agreed.get(key)
+        if todo is None:
+            rows = Told.every(table)
+            try:
+                counts = compare_counts(self._host, call, rows)
+            finally:  # each block is told of once, be the call a mismatch or not
+                for row in rows:
+                    for number in row.freed:
+                        self._device.imports.close(row.process, number)
+            todo = self._prepare(call, lending, rows, counts)
+            # No rank may take from memory what another one asks all for, and each remembers others:
+            # the leader's memory is not in the table.
+            if counts is not None or any(row.freed for row in rows):
+                return todo
             if len(self._agreed) >= _REMEMBERED:
                 self._agreed.clear()
             self._agreed[key] = todo
-            self._last = call.verb, call.number, lending, mine, table, todo
+        self._last = call.verb, call.number, lending, telling, table, todo
         return todo
 
-    def _open(self, data: bytes) -> Places:
+    def _prepare(
+        self, call: Call, lending: Lending, rows: Sequence[Told], counts: Array | None
+    ) -> list[PreparedLaunch]:
+        if self._host.rank != LEADER:
+            return []
+        places = [Places(self._open(row.source), self._open(row.destination)) for row in rows]
+        places[LEADER] = lending.places
+        moves = work(call, places, None if counts is None else counts[:, 0])
+        return launches(self._device.driver, call, moves, self._signals.permit)
+
+    def _open(self, export: Export) -> int:
         """Where the memory of another rank is here."""
-        exports = Export.decoded(data[:EXPORT_BYTES]), Export.decoded(data[EXPORT_BYTES:])
-        return Places(*(self._device.imports.open(one) if one.process else 0 for one in exports))
+        return self._device.imports.open(export) if export.process else 0
 
-    def _compare(self, call: Call, mine: bytes, rows: list[bytes]) -> Array | None:
-        length = self._described
-        table: Array | None = None
 
-        def counts() -> Array:
-            nonlocal table
-            table = self._all_of(call, np.array([call.sends, call.receives], np.int64))
-            return table
+def compare_counts(host: ShmEngine, call: Call, rows: Sequence[Told]) -> Array | None:
+    """What each rank sends to and receives from each, `[rank, 0 or 1, peer]`; None if all the same.
 
-        if all(row[:length] == mine[:length] for row in rows):
-            if not call.uneven:
-                return None  # the ordinary case
-            table = counts()
-            if np.array_equal(table[:, 0], table[:, 1].T):
-                return table
+    All ranks make the same call, but for its counts.
+    """
+    if not any(row.uneven for row in rows) and len({row.share for row in rows}) == 1:
+        return None  # the ordinary case
+    table = _all_of(host, call, np.array([call.sends, call.receives], np.int64))
+    if not np.array_equal(table[:, 0], table[:, 1].T):
         # Where each call is, is only asked now.
         described = consistency.Descriptor.of(call._replace(site=call.site or call_site() or ""))
-        encoded = self._all_of(call, described.encoded())
+        encoded = _all_of(host, call, described.encoded())
         descriptors = [consistency.Descriptor.decoded(row) for row in encoded]
-        consistency.compare(call.number, descriptors, counts if call.sends else None)
-        return table
+        consistency.compare(call.number, descriptors, lambda: table)
+    return table
 
-    def _all_of(self, call: Call, own: Array) -> Array:
-        """What all ranks give."""
-        table = np.empty((self._host.size, *own.shape), own.dtype)
-        caller = inner_caller(self._host, call.timeout, site=call.site)
-        parts = view(own.reshape(-1)), view(table.reshape(-1))
-        self._host.all_gather(Call.all_gather(caller, *parts))
-        return table
 
-    def _description(self, call: Call) -> bytes:
-        op = call.op
-        key = (
-            call.verb,
-            call.dtype,
-            call.share,
-            None if op is None else (op.code, op.factor),
-            call.root,
-            call.uneven,
-            call.backward,
-        )
-        found = self._descriptions.get(key)
-        if found is None:
-            if len(self._descriptions) >= _REMEMBERED:
-                self._descriptions.clear()
-            encoded = consistency.Descriptor.of(call).encoded()
-            found = self._descriptions[key] = encoded.tobytes()[: self._described]
-        return found
-
-    def _freed(self) -> bytes:
-        """The next blocks to tell the others of."""
-        freed = self._device.exports.freed
-        if self._told == len(freed):
-            return _NONE_FREED
-        numbers = freed[self._told : self._told + 4]
-        self._told += len(numbers)
-        return _FREED.pack(*numbers, *[0] * (4 - len(numbers)))
+def _all_of(host: ShmEngine, call: Call, own: Array) -> Array:
+    """What all ranks give."""
+    table = np.empty((host.size, *own.shape), own.dtype)
+    caller = inner_caller(host, call.timeout, site=call.site)
+    parts = view(own.reshape(-1)), view(table.reshape(-1))
+    host.all_gather(Call.all_gather(caller, *parts))
+    return table

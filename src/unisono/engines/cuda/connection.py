@@ -5,19 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from unisono.core.buffers import Buffer
 from unisono.core.call import Call
 from unisono.core.engine import DRAIN_SECONDS
-from unisono.engines.cuda.agreement import Agreed, Agreement, Lending
+from unisono.engines.cuda.agreement import Agreed, Agreement
+from unisono.engines.cuda.announcements import Announcement, Announcer
 from unisono.engines.cuda.collectives import Places
 from unisono.engines.cuda.gpu.device import Device, Moment
 from unisono.engines.cuda.gpu.prepared import PreparedLaunch
-from unisono.engines.cuda.gpu.sharing import Export
-from unisono.engines.cuda.scratch import Scratch
 from unisono.engines.cuda.signals import BLOCK_BYTES, LEADER, Block, Signals
 from unisono.engines.cuda.watchdog import Followed, Watchdog
 from unisono.engines.shm.engine import ShmEngine
-from unisono.errors import ArgumentError, CommTimeout, MismatchError, PeerLost, UnisonoError
+from unisono.errors import CommTimeout, MismatchError, PeerLost, UnisonoError
 
 __all__ = ["Connection", "StreamStep"]
 
@@ -59,18 +57,6 @@ class StreamStep:
         self._failure = error
 
 
-def _check_alignment(buffer: Buffer | None) -> None:
-    """Raise an error if a kernel could not read the elements: it would be the end of the leader."""
-    if buffer is not None and buffer.count:
-        dtype = buffer.dtype
-        parts = 2 if dtype.kind == "complex" else 1
-        if buffer.address % (dtype.itemsize // parts):
-            raise ArgumentError(
-                f"elements of {dtype.name} at address {buffer.address:#x} are not aligned, and a "
-                "GPU cannot compute with them; pass a copy"
-            )
-
-
 class Connection:
     """What its calls need: memory, words, and what the ranks have agreed on."""
 
@@ -79,11 +65,12 @@ class Connection:
         host: ShmEngine,
         device: Device,
         watchdog: Watchdog,
+        announcer: Announcer,
         processes: Sequence[int],
         places: Sequence[int],
         key: str,
     ) -> None:
-        # Apart from the group's calls on the CPU, which are in no order with these.
+        # For what ranks exchange after they have met in a call, which may be in another thread.
         self._host = host.split(range(host.size), key)
         self.device = device
         self._processes = processes
@@ -91,28 +78,33 @@ class Connection:
             device.imports.join(process)
         blocks = [Block(device.driver, host.map_block(place, BLOCK_BYTES)) for place in places]
         self.signals = Signals(device.driver, blocks, host.rank)
-        self._sources, self._results = Scratch(device), Scratch(device)
-        self._agreement = Agreement(self._host, device, self.signals, processes)
+        self._agreement = Agreement(self._host, device, self.signals, announcer)
         self._watchdog = watchdog
         self._steps = 0
         self._failure: UnisonoError | None = None
         self._gave_up = 0.0  # when
         self._first_failed = 0  # the first step that had not passed then
 
-    def run(self, call: Call, stream: int, after: Moment | None, in_stream: bool) -> StreamStep:
+    def check(self) -> None:
+        """Raise the error of a group that was given up."""
+        if self._failure is not None:
+            raise self._failure
+
+    def run(
+        self, announcement: Announcement, stream: int, after: Moment | None, in_stream: bool
+    ) -> StreamStep:
         """Put a call into a stream, and return when the hosts have met: not when it has run.
 
         Unless the stream may not wait for other ranks: then the host does, until all is done.
         """
-        if self._failure is not None:
-            raise self._failure
+        self.check()
+        call, places = announcement.call, announcement.lending.places
         if after is not None:
             after.delay(stream)
-        lending = self._lend(call)
         try:
-            launches = self._agreement.reach(call, lending)
+            launches = self._agreement.reach(announcement)
             self._steps += 1
-            self._put(call, lending.places, launches, stream, in_stream)
+            self._put(call, places, launches, stream, in_stream)
         except BaseException as error:
             self._has_failed(error)
             raise
@@ -147,36 +139,6 @@ class Connection:
             self._has_failed(error)
             raise
         return self._follow(agreed.call, kept)
-
-    def _lend(self, call: Call) -> Lending:
-        """Say where the leader finds this rank's memory: where the caller has it, or in scratch."""
-        source, destination = call.source, call.destination
-        if call.op is not None:
-            for buffer in (source, destination):
-                _check_alignment(buffer)
-        in_place = source and destination and source.address == destination.address
-        # Parts move within the memory then; elsewhere each is read where its result goes.
-        aside = bool(in_place) and call.verb == "all_to_all"
-        start, given = self._place(source, self._sources, aside)
-        if in_place and not aside and call.src.nbytes == call.dst.nbytes:
-            return Lending(Places(start, start), given, given)
-        to, taken = self._place(destination, self._results)
-        return Lending(Places(start, to), given, taken)
-
-    def _place(
-        self, buffer: Buffer | None, scratch: Scratch, aside: bool = False
-    ) -> tuple[int, Export | None]:
-        """Where the memory of a buffer is for the leader, which needs no export of its own."""
-        if buffer is None or not buffer.nbytes:
-            return 0, None
-        if not aside:
-            if self._host.rank == LEADER:
-                return buffer.address, None
-            export = self.device.exports.find(buffer.address)
-            if export is not None:
-                return buffer.address, export
-        address, export = scratch.take(buffer.nbytes)
-        return address, None if self._host.rank == LEADER else export
 
     def _put(
         self,
@@ -265,8 +227,6 @@ class Connection:
             until = time.monotonic() + DRAIN_SECONDS  # the watchdog releases it meanwhile
             while self._is_underway() and time.monotonic() < until:
                 time.sleep(1e-4)
-        self._sources.close()
-        self._results.close()
         self.signals.close()
         for process in self._processes:
             self.device.imports.leave(process)

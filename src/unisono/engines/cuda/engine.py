@@ -10,7 +10,6 @@ Where each rank has a GPU of its own, nccl does their calls, see own_gpus.py.
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -20,11 +19,12 @@ from typing import Any
 from unisono.core import trace
 from unisono.core.buffers import Buffer, devices
 from unisono.core.call import Call
-from unisono.core.engine import DRAIN_SECONDS, Engine, Work
+from unisono.core.engine import DONE, DRAIN_SECONDS, Engine, Work
 from unisono.core.environment import Launch
 from unisono.core.groups import Group
 from unisono.core.trace import RankReport
 from unisono.engines.common.executor import SerialExecutor
+from unisono.engines.cuda.announcements import Announcement
 from unisono.engines.cuda.connection import Connection
 from unisono.engines.cuda.gpu import driver
 from unisono.engines.cuda.gpu.device import Device, End, Moment, Waiting, device_at
@@ -54,6 +54,7 @@ class CudaEngine(Engine):
         self.size = host.size
         self._process = os.getpid()
         self._lock = threading.Lock()
+        self._order = threading.Lock()  # of calls that the other ranks hear of, and that run apart
         self._meeting: Meeting | None = None
         self._messages = Messages(host, self._watchdog)
         self._watchdogs: dict[Device, Watchdog] = {}
@@ -119,39 +120,74 @@ class CudaEngine(Engine):
     def _on_gpu(self, call: Call, device: Device, buffer: Buffer) -> Work:
         stream = devices.current_stream(buffer)
         device.check_stream(stream)
-        meeting = self._meeting or self._meet(device, call.timeout)
+        meeting = self._meeting or self._meet(device)
         meeting.check_device(device)
         in_main = threading.current_thread() is _main
-        if call.blocking and in_main:
-            waiting = device.may_wait(self, stream)
-            run = functools.partial(_run, meeting, device, call, stream, None, waiting)
-            return self._executor.submit(run, blocking=True)
+        # The caller's stream may be another one in another thread, under the same number.
+        if call.blocking and in_main and self._executor.begin():
+            try:
+                waiting = device.may_wait(self, stream)
+                announcement = _announce(meeting, call, waiting)
+                _run(meeting, device, stream, None, waiting, announcement)
+            finally:
+                self._executor.end()
+            return DONE
         after = Moment(device, stream)
         # Other threads make calls on several groups in any order, and most often in one stream. If
         # each call held that up, ranks could wait for each other; so there the host waits.
-        waiting = None if call.blocking else device.may_wait(self, None)
+        waiting = None if call.blocking and not in_main else device.may_wait(self, None)
         call = call._replace(site=trace.call_site() or "")  # not found in the other thread
         work = CudaWork(device, lambda: devices.current_stream(buffer))
 
-        def task() -> None:
-            device.driver.enter()
+        def task(announcement: Announcement) -> None:
             own, end = device.take_stream(), None
             try:
-                end = _run(meeting, device, call, own, after, waiting)
+                end = _run(meeting, device, own, after, waiting, announcement)
             finally:
                 device.give_stream(own, end)
             work.has_begun(end)
 
-        work.meeting = self._executor.submit(task, blocking=call.blocking)
+        work.meeting = self._submit(meeting, device, call, waiting, task)
         if call.blocking:
             work.wait()
         return work
 
-    def _meet(self, device: Device, timeout: float) -> Meeting:
+    def _submit(
+        self,
+        meeting: Meeting,
+        device: Device,
+        call: Call,
+        waiting: Waiting | None,
+        run: Callable[[Announcement], object],
+    ) -> Work:
+        """Run a call in this thread if that may be, else in another one.
+
+        Either way the others hear of it before they hear of any call that this rank makes later.
+        """
+        if call.blocking and self._executor.begin():
+            try:
+                run(_announce(meeting, call, waiting))
+            finally:
+                self._executor.end()
+            return DONE
+        announcement = _announce(meeting, call, waiting)
+
+        def run_apart() -> None:
+            device.driver.enter_apart()
+            run(announcement)
+
+        with self._order:
+            announcement.begin()
+            work = self._executor.submit(run_apart, blocking=False)
+        if call.blocking:
+            work.wait()
+        return work
+
+    def _meet(self, device: Device) -> Meeting:
         with self._lock:
             if self._meeting is None:
                 watchdog = self._watchdog(device)
-                self._meeting = Meeting(self._host, device, watchdog, timeout)
+                self._meeting = Meeting(self._host, device, watchdog)
             return self._meeting
 
     def _message(
@@ -292,21 +328,30 @@ class CudaEngine(Engine):
 _main = threading.main_thread()
 
 
+def _announce(meeting: Meeting, call: Call, waiting: Waiting | None) -> Announcement:
+    try:
+        return meeting.announce(call)
+    except BaseException:
+        if waiting is not None:
+            waiting.fail()
+        raise
+
+
 def _run(
     meeting: Meeting,
     device: Device,
-    call: Call,
     stream: int,
     after: Moment | None,
     waiting: Waiting | None,
+    announcement: Announcement,
 ) -> End:
-    device.driver.enter()  # perhaps in another thread than the caller's
-    connection = meeting.connection(call.timeout)
-    if waiting is None:
-        return connection.run(call, stream, after, in_stream=False)
     try:
-        waiting.end = step = connection.run(call, stream, after, in_stream=True)
+        connection = meeting.connection(announcement)
+        end = connection.run(announcement, stream, after, in_stream=waiting is not None)
     except BaseException:
-        waiting.is_void = waiting.end is None  # else the stream may wait for the call before
+        if waiting is not None:
+            waiting.fail()
         raise
-    return step
+    if waiting is not None:
+        waiting.end = end
+    return end

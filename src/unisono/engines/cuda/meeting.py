@@ -2,56 +2,32 @@
 
 from __future__ import annotations
 
-import struct
-
-import numpy as np
-
-from unisono.core.buffers import view
 from unisono.core.call import Call
-from unisono.core.engine import Work
-from unisono.engines.common.inner_calls import inner_caller
+from unisono.engines.cuda.announcements import Announcement, Announcer, Told
 from unisono.engines.cuda.connection import Connection
 from unisono.engines.cuda.gpu.device import Device
 from unisono.engines.cuda.gpu.kernels import MAX_RANKS
 from unisono.engines.cuda.own_gpus import OwnGpus
-from unisono.engines.cuda.signals import BLOCK_BYTES
 from unisono.engines.cuda.watchdog import Watchdog
 from unisono.engines.shm.engine import ShmEngine
-from unisono.errors import Unsupported
+from unisono.errors import UnisonoError, Unsupported
 
 __all__ = ["Meeting"]
 
-_GREETING = struct.Struct("<32sQQ")  # the GPU, the process, the place of its block of words
-
 
 class Meeting:
-    """Ranks tell each other which GPU they are on. That decides what joins them.
+    """Ranks tell each other which GPU they are on. That decides what joins them."""
 
-    It begins where the caller makes the call, so that it is in order with the group's calls on the
-    CPU: ranks of which some call with device memory and some without get a mismatch.
-    """
-
-    def __init__(self, host: ShmEngine, device: Device, watchdog: Watchdog, timeout: float) -> None:
+    def __init__(self, host: ShmEngine, device: Device, watchdog: Watchdog) -> None:
         if host.size > MAX_RANKS:
             raise Unsupported(f"{host.size} ranks share a GPU; engine 'cuda' has up to 64")
         self._host = host
         self._device = device
         self._watchdog = watchdog
-        place = host.allocate_block(BLOCK_BYTES)
-        process = device.exports.process
-        self._own = _GREETING.pack(device.driver.identity.encode(), process, place)
-        self._greetings = np.empty((host.size, len(self._own)), np.uint8)
-        self._work: Work | None = self._greet(timeout)
+        self._announcer = Announcer(host, device)
         #: What joins the ranks, as soon as all have come.
         self.joined: Connection | OwnGpus | None = None
-        self._refusal: Unsupported | None = None
-
-    def _greet(self, timeout: float) -> Work:
-        """Begin to tell each other."""
-        caller = inner_caller(self._host, timeout, blocking=False)
-        own = np.frombuffer(self._own, np.uint8)
-        call = Call.all_gather(caller, view(own), view(self._greetings.reshape(-1)))
-        return self._host.all_gather(call)
+        self._failure: UnisonoError | None = None  # why nothing does
 
     def check_device(self, device: Device) -> None:
         """Raise an error if a tensor is on another GPU than those of the calls before."""
@@ -61,31 +37,44 @@ class Meeting:
                 "has one for each rank and group"
             )
 
-    def connection(self, timeout: float) -> Connection | OwnGpus:
-        """What joins the ranks, once all have come."""
-        if self._refusal is not None:
-            raise self._refusal
+    def announce(self, call: Call) -> Announcement:
+        """What the other ranks have to know of a call."""
+        if self._failure is not None:
+            raise self._failure
+        if self.joined is not None:
+            self.joined.check()
+        return self._announcer.announce(call)
+
+    def connection(self, announcement: Announcement) -> Connection | OwnGpus:
+        """What joins the ranks, once all have come to a call on the GPU."""
+        if self._failure is not None:
+            raise self._failure
         if self.joined is None:
-            work, self._work = self._work or self._greet(timeout), None
-            work.wait()  # if some rank has made another call, the next one begins anew
-            self._work = work
+            announcement.table()  # a mismatch lets the next call be the first one
             try:
-                self.joined = self._join()
-            except Unsupported as error:  # on all ranks
-                self._refusal = error
+                self.joined = self._join(announcement)
+            except BaseException as error:
+                self._failure = (
+                    error
+                    if isinstance(error, UnisonoError)
+                    else UnisonoError(f"this rank left while ranks were being joined: {error!r}")
+                )
                 raise
+            self._announcer.lends = isinstance(self.joined, Connection)
         return self.joined
 
-    def _join(self) -> Connection | OwnGpus:
-        greetings = [_GREETING.unpack(row.tobytes()) for row in self._greetings]
-        gpus, processes, places = (list(each) for each in zip(*greetings, strict=True))
+    def _join(self, announcement: Announcement) -> Connection | OwnGpus:
+        rows = Told.every(announcement.table())
+        gpus, places = {row.gpu for row in rows}, [row.place for row in rows]
         key = f"cuda {places}"
-        if len(set(gpus)) == 1:
-            return Connection(self._host, self._device, self._watchdog, processes, places, key)
-        if len(set(gpus)) == len(gpus):
+        if len(gpus) == 1:
+            processes = [row.process for row in rows]
+            watchdog, announcer = self._watchdog, self._announcer
+            return Connection(self._host, self._device, watchdog, announcer, processes, places, key)
+        if len(gpus) == len(rows):
             return OwnGpus(self._host, self._device, key)
         raise Unsupported(
-            f"the {len(gpus)} ranks' tensors are on {len(set(gpus))} GPUs; engine 'cuda' joins "
+            f"the {len(rows)} ranks' tensors are on {len(gpus)} GPUs; engine 'cuda' joins "
             "ranks that are all on one, or have one each: let ranks use another GPU, or start "
             "fewer"
         )
@@ -94,3 +83,5 @@ class Meeting:
         """Leave what joins the ranks, if there is something."""
         if self.joined is not None:
             self.joined.close()
+        with self._device.entered():
+            self._announcer.close()

@@ -177,7 +177,7 @@ class Messages:
         def receive() -> None:
             own, end = None, None
             try:
-                device.driver.enter()
+                device.driver.enter_apart()
                 own = device.take_stream()
                 after.delay(own)
                 # The GPU has few queues, see Device.may_wait: streams that wait could hold up those

@@ -6,7 +6,6 @@ own rendezvous is a file without a name, which the first rank keeps open.
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 
@@ -18,10 +17,10 @@ from unisono.core.call import Call
 from unisono.core.engine import Engine, Work
 from unisono.core.environment import Launch
 from unisono.core.rendezvous import own_host
-from unisono.core.trace import call_site
-from unisono.engines.common import consistency
 from unisono.engines.common.inner_calls import broadcast_bytes, inner_caller
 from unisono.engines.common.reductions import Array
+from unisono.engines.cuda.agreement import compare_counts
+from unisono.engines.cuda.announcements import Announcement, Told
 from unisono.engines.cuda.gpu.device import Device, Moment
 from unisono.engines.shm.engine import ShmEngine
 from unisono.errors import MismatchError, PeerLost, UnisonoError, Unsupported
@@ -39,7 +38,7 @@ class OwnGpus:
     """One rank's part of such a group; the ranks make it together."""
 
     def __init__(self, host: ShmEngine, device: Device, key: str) -> None:
-        # Apart from the group's calls on the CPU, which are in no order with these.
+        # For what ranks exchange after they have met in a call, which may be in another thread.
         self._host = host.split(range(host.size), key)
         self._device = device
         self._failure: UnisonoError | None = None
@@ -74,11 +73,14 @@ class OwnGpus:
 
     # ---- calls ----
 
-    def run(self, call: Call, stream: int, after: Moment | None, in_stream: bool) -> Moment:
+    def run(
+        self, announcement: Announcement, stream: int, after: Moment | None, in_stream: bool
+    ) -> Moment:
         """Make a call in a stream, as `Connection.run`; the host waits until it has run."""
         if after is not None:
             after.delay(stream)
-        self._check(call)
+        self._compare(announcement)
+        call = announcement.call
         buffer = call.source or call.destination
         assert buffer is not None
         with devices.in_stream(buffer, stream):
@@ -88,18 +90,20 @@ class OwnGpus:
 
     def message(self, call: Call) -> Work:
         """Send or receive, in the caller's stream."""
-        if self._failure is not None:
-            raise self._failure
+        self.check()
         work: Work = getattr(self._engine, call.verb)(call)
         return work
 
-    def _check(self, call: Call) -> None:
+    def check(self) -> None:
+        """Raise the error of a group that was given up."""
         if self._failure is not None:
             raise self._failure
+
+    def _compare(self, announcement: Announcement) -> None:
+        self.check()
         try:
-            call = call._replace(site=call.site or call_site() or "")
-            exchange = functools.partial(self._exchange, timeout=call.timeout)
-            consistency.check(call, self._host.size, exchange)
+            rows = Told.every(announcement.table())
+            compare_counts(self._host, announcement.call, rows)
         except UnisonoError as error:
             if not isinstance(error, MismatchError):
                 self._failure = error
@@ -129,13 +133,9 @@ class OwnGpus:
 
     def _from_all(self, own: Array) -> Array:
         every = np.empty((self._host.size, *own.shape), own.dtype)
-        self._exchange(own, every)
-        return every
-
-    def _exchange(self, own: Array, every: Array, timeout: float | None = None) -> None:
-        caller = inner_caller(self._host, timeout)
         parts = view(own.reshape(-1)), view(every.reshape(-1))
-        self._host.all_gather(Call.all_gather(caller, *parts))
+        self._host.all_gather(Call.all_gather(inner_caller(self._host), *parts))
+        return every
 
     # ---- the end ----
 

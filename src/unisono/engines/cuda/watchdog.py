@@ -81,7 +81,7 @@ class Watchdog:
             _report(call, failure)
 
     def _watch(self) -> None:
-        self._device.driver.enter()
+        self._device.driver.enter_apart()
         searched = 0.0
         ended = time.monotonic()
         while True:
@@ -113,7 +113,7 @@ def _has_come(call: Followed) -> bool:
     try:
         return call.end.has_come()
     except UnisonoError:
-        # The GPU has failed, or it answers nobody while a graph is captured: other calls go on.
+        # The GPU has failed: other calls may end all the same, and ranks be lost.
         return False
 
 

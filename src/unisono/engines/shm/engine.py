@@ -34,13 +34,26 @@ else:
     except ImportError as error:  # an answer with a reason, not an error at import
         _missing = str(error)
 
-__all__ = ["ShmEngine", "ShmWork"]
+__all__ = ["Described", "ShmEngine", "ShmWork", "described"]
 
 # Codes of native/types.hpp; a test compares them with the module's own tables.
 _BROADCAST, _REDUCE, _ALL_REDUCE, _REDUCE_SCATTER, _GATHER = 1, 2, 3, 4, 5
 _ALL_GATHER, _SCATTER, _ALL_TO_ALL, _BARRIER = 6, 7, 8, 9
 _NO_OPERATOR = 9
+_CODES = {
+    "broadcast": _BROADCAST,
+    "reduce": _REDUCE,
+    "all_reduce": _ALL_REDUCE,
+    "reduce_scatter": _REDUCE_SCATTER,
+    "gather": _GATHER,
+    "all_gather": _ALL_GATHER,
+    "scatter": _SCATTER,
+    "all_to_all": _ALL_TO_ALL,
+}
 _SINGLE_COPY = "UNISONO_SINGLE_COPY"
+
+#: Verb, share, dtype, operator and its factor, root, and whether it is one of a backward pass.
+Described = tuple[int, int, int, int, float, int, bool]
 
 
 class _Records:
@@ -102,6 +115,20 @@ class ShmWork(Work):
         source = self._pending.source
         self.source = None if source < 0 else source
         self._buffers = ()
+
+
+def described(call: Call) -> Described:
+    """What a collective is, for `ShmEngine.teller`."""
+    dtype, op, root = call.dtype, call.op, call.root
+    return (
+        _CODES[call.verb],
+        call.share,
+        0 if dtype is None else dtype.code,
+        _NO_OPERATOR if op is None else op.code,
+        1.0 if op is None else op.factor,
+        -1 if root is None else root,
+        call.backward,
+    )
 
 
 class ShmEngine(Engine):
@@ -251,19 +278,27 @@ class ShmEngine(Engine):
         """Memory that some rank has reserved, for reading and writing."""
         return self._job.map_block(place, nbytes)
 
-    def exchange_of(self, own: Buffer, every: Buffer) -> Callable[[float], None]:
-        """An all_gather between the same buffers each time; it takes the timeout."""
-        memory = own.address, every.address, own.count, own.dtype.code, own.dtype.itemsize
-        run = self._collective
+    def teller(self, own: Buffer, every: Buffer) -> Callable[[Described, float, bool], Work]:
+        """What compares a call on a GPU with the other ranks', in order with all calls.
 
-        def exchange(timeout: float) -> None:
+        Each time the ranks tell each other the bytes in `own`, and `every` is what all have told.
+        It takes what the call is (its counts are not compared), the timeout, and whether the caller
+        waits.
+        """
+        memory = own.address, every.address, own.nbytes
+        run = self._native.tell
+
+        def tell(described: Described, timeout: float, blocking: bool) -> Work:
             try:
-                run(_ALL_GATHER, *memory, _NO_OPERATOR, 1.0, -1, timeout, True, False)
+                pending = run(*described, *memory, timeout, blocking)
             except UnisonoError as error:
                 self._tracer.explain(error)
                 raise
+            if pending is None:
+                return DONE
+            return self._track(ShmWork(self._tracer, self._native, pending, own, every))
 
-        return exchange
+        return tell
 
     def lost_ranks(self) -> dict[int, str]:
         """The ranks of the group whose processes have ended before they left, with how."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from tests.helpers import cuda_emulator, cuda_on_cpu
-from unisono.engines.cuda.gpu.device import Device
+from unisono.engines.cuda.gpu.device import Device, Moment
+from unisono.engines.cuda.gpu.driver import PER_THREAD
 
 if cuda_on_cpu.COMPILER is None:
     pytest.skip("no g++ to compile the kernels for the CPU", allow_module_level=True)
@@ -67,3 +70,23 @@ def test_a_call_that_failed_and_a_group_that_is_over_hold_up_nobody(gpu):
     gpu.forget("other")
     again = gpu.may_wait("one", 7)
     assert again is not None and not again.is_void
+
+
+def test_a_number_may_be_another_stream_in_another_thread(gpu):
+    with gpu.entered():
+        gate = threading.Event()
+        gpu.driver.hold(PER_THREAD, gate)
+        moment = Moment(gpu, PER_THREAD)
+    over = threading.Event()
+
+    def wait() -> None:
+        with gpu.entered():
+            moment.delay(PER_THREAD)
+            gpu.driver.put(PER_THREAD, over.set)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join()
+    assert not over.wait(0.1)
+    gate.set()
+    assert over.wait(10)

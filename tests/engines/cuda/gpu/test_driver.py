@@ -10,6 +10,7 @@ import ctypes
 import inspect
 import mmap
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -22,7 +23,7 @@ import pytest
 from tests.helpers import cuda_on_cpu
 from tests.helpers.paths import ROOT
 from unisono.core.dtypes import ReduceOp, by_name
-from unisono.engines.cuda.gpu import driver, kernels
+from unisono.engines.cuda.gpu import driver, kernels, prepared
 from unisono.engines.cuda.gpu.driver import CudaDriver, Driver
 from unisono.engines.cuda.gpu.prepared import Move, Operation, Permit
 from unisono.errors import UnisonoError
@@ -120,6 +121,31 @@ def test_a_thread_gets_back_the_gpu_that_it_had(run: Run) -> None:
     assert run(contexts) == [None, 0x7000]
 
 
+def capture_modes() -> list[int]:
+    gpu, library = entered(), ctypes.CDLL("libcuda.so.1")
+    modes = []
+
+    def note() -> None:
+        mode = ctypes.c_int(0)
+        library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        modes.append(mode.value)
+
+    def work() -> None:
+        gpu.enter_apart()
+        gpu.free(gpu.allocate(8))
+        note()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    note()
+    return modes
+
+
+def test_threads_of_our_own_are_apart_from_graphs(run: Run) -> None:
+    assert run(capture_modes) == [2, 0]  # relaxed, and as before
+
+
 # ---- memory --------------------------------------------------------------------------------------
 
 
@@ -209,6 +235,20 @@ def batches() -> list[int]:
 
 def test_operations_of_a_batch_are_done_in_turn(run: Run) -> None:
     assert run(batches) == [2, 2, 0, 0]
+
+
+def operation() -> tuple[int, ...]:
+    from cuda.bindings.driver import CUstreamBatchMemOpParams, CUstreamBatchMemOpType
+
+    made = CUstreamBatchMemOpParams()
+    made.waitValue.operation = CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WAIT_VALUE_32
+    made.waitValue.address, made.waitValue.value, made.waitValue.flags = 0x5000, 7, 2
+    ours = prepared._StreamOperation.from_address(made.getPtr())
+    return ours.operation, ours.address, ours.value, ours.flags, ctypes.sizeof(ours)
+
+
+def test_operations_lie_in_memory_as_the_driver_reads_them(run: Run) -> None:
+    assert run(operation) == (prepared._WAIT, 0x5000, 7, 2, 48)
 
 
 # ---- streams -------------------------------------------------------------------------------------

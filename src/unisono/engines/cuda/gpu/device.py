@@ -8,7 +8,7 @@ from collections import deque
 from typing import Protocol
 
 from unisono.engines.cuda.gpu import driver
-from unisono.engines.cuda.gpu.driver import Driver
+from unisono.engines.cuda.gpu.driver import PER_THREAD, Driver
 from unisono.engines.cuda.gpu.sharing import Exports, Imports
 from unisono.errors import UnisonoError, Unsupported
 
@@ -45,7 +45,7 @@ class Moment:
 
     def delay(self, stream: int) -> None:
         """Let another stream go on only after it; from any thread."""
-        if stream != self.stream:
+        if stream != self.stream or stream == PER_THREAD:
             with self._device.entered():
                 self._device.driver.wait_event(stream, self._event)
 
@@ -80,6 +80,10 @@ class Waiting:
     def serves(self, stream: int | None) -> bool:
         """Whether the next call in this stream can use it again."""
         return stream is not None and self.stream == stream and not self.is_void
+
+    def fail(self) -> None:
+        """Note that there is no such call; the stream may still wait for the one before."""
+        self.is_void = self.end is None
 
     def is_over(self) -> bool:
         """Whether it does not wait any more."""

@@ -32,6 +32,7 @@ from unisono.engines.cuda.gpu.prepared import (
 
 __all__ = [
     "HANDLE_BYTES",
+    "PER_THREAD",
     "Allocation",
     "CudaDriver",
     "Driver",
@@ -42,6 +43,9 @@ __all__ = [
 _BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
 #: CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: of the default stream, while another one is capturing.
 _CAPTURE_IMPLICIT = 906
+_CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+#: CU_STREAM_PER_THREAD, the default stream of the thread that names it, if a program wants that.
+PER_THREAD = 2
 #: Bytes of the handle by which another process opens an allocation.
 HANDLE_BYTES = 64
 
@@ -70,6 +74,13 @@ class Driver(Protocol):
 
     def leave(self, before: int | None) -> None:
         """Give the calling thread back what was its GPU before `enter`, if any."""
+
+    def enter_apart(self) -> None:
+        """`enter` for a thread of our own, in whose calls no CUDA graph has a part.
+
+        Else the mere question whether an event has happened would spoil a graph that another thread
+        captures.
+        """
 
     def allocation_of(self, address: int) -> Allocation:
         """The block that an address is in."""
@@ -227,6 +238,13 @@ class CudaDriver(Driver):
             error = self._library.cuCtxSetCurrent(ctypes.c_void_p(before))
             if error:
                 raise failure(error)
+
+    def enter_apart(self) -> None:
+        mode = ctypes.c_int(_CAPTURE_RELAXED)
+        error = self._library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+        if error:
+            raise failure(error)
+        self.enter()
 
     def allocation_of(self, address: int) -> Allocation:
         base, nbytes = _checked(self._driver.cuMemGetAddressRange(address))

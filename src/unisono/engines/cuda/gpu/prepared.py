@@ -90,9 +90,10 @@ class _StreamOperation(ctypes.Structure):
         ("operation", ctypes.c_int),
         ("address", ctypes.c_uint64),
         ("value", ctypes.c_uint32),
+        ("upper", ctypes.c_uint32),  # of a value of 64 bits
         ("flags", ctypes.c_uint32),
         ("alias", ctypes.c_uint64),
-        ("unused", ctypes.c_uint64 * 2),
+        ("unused", ctypes.c_uint64),
     )
 
 

@@ -4,6 +4,7 @@ A tensor is a part of a block that an allocator keeps (torch's and CuPy's hand o
 blocks), and blocks are what CUDA shares. Exporting and opening a block take long, so both are
 remembered. A block that was freed is forgotten on both sides: while others have it open, its memory
 is not free, and its address may be that of another block later. Its number tells the two apart.
+CUDA opens no block while an older one is open that was at the same addresses of its owner.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from unisono.engines.cuda.gpu.driver import HANDLE_BYTES, Driver
 
 __all__ = ["EXPORT_BYTES", "NOTHING", "Export", "Exports", "Imports"]
 
-_FORMAT = struct.Struct(f"<QQQ{HANDLE_BYTES}s")
+_FORMAT = struct.Struct(f"<QQQQQ{HANDLE_BYTES}s")
 #: Bytes of an encoded `Export`.
 EXPORT_BYTES = _FORMAT.size
 
@@ -28,12 +29,15 @@ class Export(NamedTuple):
     #: Which process; 0 for no memory at all.
     process: int
     number: int
+    #: Where the block is in that process, and how long it is.
+    base: int
+    nbytes: int
     offset: int
     handle: bytes
 
     def encoded(self) -> bytes:
         """In `EXPORT_BYTES` bytes."""
-        return _FORMAT.pack(self.process, self.number, self.offset, self.handle)
+        return _FORMAT.pack(*self)
 
     @classmethod
     def decoded(cls, data: bytes) -> Export:
@@ -42,7 +46,7 @@ class Export(NamedTuple):
 
 
 #: What a rank tells that has no memory in a call.
-NOTHING = Export(0, 0, 0, b"")
+NOTHING = Export(0, 0, 0, 0, 0, b"")
 
 
 _NONE_FOUND = 0, NOTHING
@@ -86,9 +90,9 @@ class Exports:
                 block = self._blocks[allocation.number] = _Block(allocation.base, handle)
             if len(self._found) >= _REMEMBERED:
                 self._found.clear()
-            offset = address - allocation.base
-            export = Export(self.process, allocation.number, offset, block.handle)
-            self._found[address] = allocation.number, export
+            base, nbytes, number = allocation
+            export = Export(self.process, number, base, nbytes, address - base, block.handle)
+            self._found[address] = number, export
         return export
 
     def address_of(self, export: Export) -> int:
@@ -104,6 +108,11 @@ class Exports:
                 self.freed.append(number)
 
 
+class _Opened(NamedTuple):
+    address: int  # here
+    export: Export
+
+
 class Imports:
     """The blocks of other processes that this one has open."""
 
@@ -111,7 +120,7 @@ class Imports:
         self._driver = driver
         self._own = exports.process
         self._lock = threading.Lock()
-        self._addresses: dict[tuple[int, int], int] = {}
+        self._opened: dict[tuple[int, int], _Opened] = {}  # by process and number
         self._groups: dict[int, int] = {}  # how many groups each process is with us in
 
     def join(self, process: int) -> None:
@@ -126,7 +135,7 @@ class Imports:
             if self._groups[process]:
                 return
             del self._groups[process]
-            numbers = [number for owner, number in self._addresses if owner == process]
+            numbers = [number for owner, number in self._opened if owner == process]
         for number in numbers:
             self.close(process, number)
 
@@ -135,16 +144,26 @@ class Imports:
         assert export.process != self._own
         key = export.process, export.number
         with self._lock:
-            if key not in self._addresses:
-                self._addresses[key] = self._driver.open_handle(export.handle)
-            return self._addresses[key] + export.offset
+            if key not in self._opened:
+                for older, (_, other) in list(self._opened.items()):
+                    if other.process == export.process and _overlap(other, export):
+                        self._close(older)  # its owner has freed it, and we have not heard yet
+                self._opened[key] = _Opened(self._driver.open_handle(export.handle), export)
+            return self._opened[key].address + export.offset
 
     def close(self, process: int, number: int) -> None:
         """Forget a block, which its owner has freed: so nobody uses it any more."""
         with self._lock:
-            address = self._addresses.pop((process, number), None)
-        if address is not None:
-            self._driver.close_handle(address)
+            self._close((process, number))
+
+    def _close(self, key: tuple[int, int]) -> None:
+        opened = self._opened.pop(key, None)
+        if opened is not None:
+            self._driver.close_handle(opened.address)
 
     def __len__(self) -> int:
-        return len(self._addresses)
+        return len(self._opened)
+
+
+def _overlap(one: Export, other: Export) -> bool:
+    return one.base < other.base + other.nbytes and other.base < one.base + one.nbytes
