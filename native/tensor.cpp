@@ -102,7 +102,7 @@ bool TensorReader::learn_torch(PyObject* tensor_type) {
         while (table != nullptr && table->major > dlpack_major) table = table->previous;
         if (table == nullptr || table->major != dlpack_major) return false;
         from_torch_ = table->tensor_from_object;
-        if (from_torch_ == nullptr) return false;
+        if (from_torch_ == nullptr || !learn_forward_mode()) return false;
         requires_grad_ = PyUnicode_InternFromString("requires_grad");
         is_neg_ = PyUnicode_InternFromString("is_neg");
         is_conj_ = PyUnicode_InternFromString("is_conj");
@@ -112,6 +112,23 @@ bool TensorReader::learn_torch(PyObject* tensor_type) {
     Py_INCREF(tensor_type);
     torch_types_[torch_count_++] = reinterpret_cast<PyTypeObject*>(tensor_type);
     return true;
+}
+
+bool TensorReader::learn_forward_mode() {
+    PyObject* module = PyImport_ImportModule("torch.autograd.forward_ad");
+    forward_mode_ = module == nullptr ? nullptr : Py_NewRef(PyModule_GetDict(module));
+    Py_XDECREF(module);
+    current_level_ = PyUnicode_InternFromString("_current_level");
+    no_level_ = PyLong_FromLong(-1);
+    PyErr_Clear();
+    return forward_mode_ != nullptr && PyDict_Contains(forward_mode_, current_level_) == 1;
+}
+
+/// Whether any thread is in a level of forward mode, so that tensors may have tangents. Asking a
+/// tensor takes several times as long as the rest of reading it.
+bool TensorReader::in_forward_mode() const {
+    // Python has one object for each small number.
+    return PyDict_GetItemWithError(forward_mode_, current_level_) != no_level_;
 }
 
 void TensorReader::learn_dlpack(int code, int bits, const ElementType& type) {
@@ -170,7 +187,7 @@ bool TensorReader::read_dlpack(PyObject* tensor, Tensor& found) {
     if (found.count == 0 || seen.data == nullptr) return false;
     // Autograd may have to be told, and memory may hold other values than the tensor has.
     constexpr std::uint8_t complex_code = 5;
-    return is_false(PyObject_GetAttr(tensor, requires_grad_)) &&
+    return !in_forward_mode() && is_false(PyObject_GetAttr(tensor, requires_grad_)) &&
            is_false(PyObject_CallMethodNoArgs(tensor, is_neg_)) &&
            (seen.type_code != complex_code ||
             is_false(PyObject_CallMethodNoArgs(tensor, is_conj_)));

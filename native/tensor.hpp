@@ -42,7 +42,7 @@ public:
     void learn_numpy(PyObject* array_type, PyObject* dtype, const ElementType& type);
 
     /// Tells torch's class of tensors, or a subclass that has the same memory; false if this torch
-    /// has no exchange functions.
+    /// has no exchange functions, or does not show whether it differentiates in forward mode.
     bool learn_torch(PyObject* tensor_type);
 
     /// Tells which DLPack type (code, bits) stands for which element type.
@@ -66,6 +66,8 @@ private:
 
     bool read_numpy(PyObject* array, Tensor& found);
     bool read_dlpack(PyObject* tensor, Tensor& found);
+    bool learn_forward_mode();
+    bool in_forward_mode() const;
 
     PyTypeObject* numpy_array_ = nullptr;
     PyObject* numpy_empty_ = nullptr;
@@ -79,6 +81,9 @@ private:
     PyObject* is_neg_ = nullptr;
     PyObject* is_conj_ = nullptr;
     PyObject* new_empty_ = nullptr;
+    PyObject* forward_mode_ = nullptr;   ///< the names of torch.autograd.forward_ad
+    PyObject* current_level_ = nullptr;  ///< the name of its level, which is -1 outside of all
+    PyObject* no_level_ = nullptr;
 };
 
 }  // namespace unisono

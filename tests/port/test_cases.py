@@ -22,6 +22,9 @@ pytest.importorskip("libcst")
 from unisono.port.port import port_source
 from unisono.port.rewrite import MARK
 
+#: The programs of old_names.py are warned, as in torch.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is a private name:FutureWarning")
+
 CASES = Path(__file__).parent / "cases"
 TARGETS = {
     "torch": ["mindspore:comm_func", "mindspore:mint", "mindspore:ops", "unisono"],

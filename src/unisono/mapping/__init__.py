@@ -177,6 +177,8 @@ def _check_entry(entry: Entry) -> None:
         _check_call(call, f"{entry.name}: {call.path}")
         if call.same_as or call.fixed:
             _check_same(call, known, f"{entry.name}: {call.path}")
+        if call.alias_of:
+            _check_alias(call, known, f"{entry.name}: {call.path}")
     for pair in entry.pairs:
         for dialect in ("torch", "mindspore"):
             path = getattr(pair, dialect)
@@ -229,6 +231,15 @@ def _check_same(call: UpstreamCall, known: Mapping[str, UpstreamCall], where: st
     plain = {value.id for value in given.values() if isinstance(value, ast.Name)}
     if unknown := sorted((plain | fixed) - names):
         raise MappingError(f"{where}: {call.name} has no parameter {unknown[0]!r}")
+
+
+def _check_alias(call: UpstreamCall, known: Mapping[str, UpstreamCall], where: str) -> None:
+    """Check that a name is another one of a call that has a name of its own and is the same."""
+    other = known.get(call.alias_of or "")
+    if other is None or other.alias_of:
+        raise MappingError(f"{where}: {call.alias_of!r} is not a call of this file, or an alias")
+    if (other.dialect, other.style, other.signature) != (call.dialect, call.style, call.signature):
+        raise MappingError(f"{where}: it is not the same as {other.path}")
 
 
 def _function(

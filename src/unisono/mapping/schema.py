@@ -71,8 +71,9 @@ class UpstreamCall:
     the function of comm_func that does the same as a primitive, or as a function of torch that
     returns its result, called with their arguments; tensors correspond as in the pair of torch's
     call with the same name. `fixed` are the values of a primitive's other arguments for which that
-    holds; N is the size of the group. `gradient` is the backward of a call of MindSpore that takes
-    tensors, or of a function of torch that returns its result.
+    holds; N is the size of the group. `alias_of` is the call of which this is another name: what
+    the table says of that one holds for this one. `gradient` is the backward of a call of MindSpore
+    that takes tensors, or of a function of torch that returns its result.
     """
 
     path: str
@@ -82,6 +83,7 @@ class UpstreamCall:
     arguments: str | None = None
     same_as: str | None = None
     fixed: str | None = None
+    alias_of: str | None = None
     since: str | None = None
     deprecated: str | None = None
     successor: str | None = None

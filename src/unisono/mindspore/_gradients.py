@@ -2,7 +2,8 @@
 
 A function is differentiated as the primitive of `ops` that does the same, so that each formula
 stands once, in that primitive's `backward`, for calls and for graphs. What has no backward raises
-when a gradient would pass through it.
+when a gradient would pass through it. For a gradient of torch every collective raises; torch's
+dialect has functions for that.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from unisono.core import buffers
+
 __all__ = ["differentiable", "is_recording", "not_differentiable", "writes"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+_NO_BACKWARD = "unisono.mindspore.ops._primitive:NoBackward"
 
 
 def is_recording() -> bool:
@@ -41,11 +46,18 @@ def differentiable(
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         signature = inspect.signature(function)
+        place = list(signature.parameters).index(tensors)
+        is_message = primitive == _NO_BACKWARD  # a new value, whose gradient a program sends back
 
         @functools.wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             if not is_recording():  # nearly always
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+                if is_message:
+                    return result
+                given = args[place] if place < len(args) else kwargs[tensors]
+                refused: _R = buffers.refuse_backward(result, given)
+                return refused
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             return _record(function, primitive, tensors, bound.arguments)
@@ -57,7 +69,7 @@ def differentiable(
 
 def not_differentiable(tensors: str = "tensor") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Make a function raise when a gradient would pass through it to its argument `tensors`."""
-    return differentiable("unisono.mindspore.ops._primitive:NoBackward", tensors)
+    return differentiable(_NO_BACKWARD, tensors)
 
 
 def writes(written: str, read: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:

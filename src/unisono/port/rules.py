@@ -154,6 +154,9 @@ def rule_for(path: str, target: Target, given: frozenset[str]) -> Rule | str:
 def _find(path: str, target: Target, given: frozenset[str], entry: Entry) -> Rule | str:
     calls = mapping.calls()
     source = calls[path]
+    if source.alias_of:
+        rule = _find(source.alias_of, target, given, entry)
+        return rule if isinstance(rule, str) else dataclasses.replace(rule, source=source)
     if source.style == "built":
         return _from_primitive(source, target, given, entry)
     if source.dialect == "torch" and source.style == "functional":

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.autograd import forward_ad
 
 from tests.helpers import worlds
 from tests.helpers.backend_cases import data, join, same, same_each
@@ -372,6 +373,26 @@ def exchange_objects(world):
 
 def test_objects(run):
     run(exchange_objects)
+
+
+# ---- forward mode --------------------------------------------------------------------------------
+
+
+def with_tangents(world):
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.ones(2), torch.ones(2))
+        for call in (
+            lambda: dist.all_reduce(dual),
+            lambda: dist.all_reduce(dual, async_op=True).wait(),
+            lambda: dist.all_gather_into_tensor(torch.empty(2 * world.size), dual),
+        ):
+            with pytest.raises(RuntimeError, match="would lose its tangent"):
+                call()
+        dist.all_reduce(dual.detach())
+
+
+def test_tensors_with_tangents_are_refused(run):
+    run(with_tangents)
 
 
 # ---- random calls, through both backends ---------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+import warnings
 from datetime import timedelta
 
 import numpy as np
@@ -148,6 +150,16 @@ def all_gather_single(world, kind):
             function(out, make(kind, [world.rank, 7]))
         same(together, [0, 7, 1, 7, 2, 7])
         same(stacked, [[0, 7], [1, 7], [2, 7]])
+
+
+@case
+def names_that_torch_gives_up(world, kind):
+    mine, whole, part = make(kind, [world.rank, 7]), zeros(kind, 6), zeros(kind, 2)
+    warnings.simplefilter("ignore", FutureWarning)  # see the test of the warning
+    dist._all_gather_base(whole, mine, None, True).wait()
+    same(whole, [0, 7, 1, 7, 2, 7])
+    assert dist._reduce_scatter_base(part, whole, dist.ReduceOp.MAX) is None
+    same(part, [world.rank, 7])
 
 
 @case
@@ -410,3 +422,28 @@ def test_a_barrier_keeps_its_own_deadline(world, asynchronous):
     ranks, seconds = world(2, wait_for_rank_1, asynchronous, of_its_own=True)[0]
     assert ranks == (1,)
     assert seconds < 30, "it waited for the group's timeout"
+
+
+# ---- names that torch gives up -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["_all_gather_base", "_reduce_scatter_base"])
+def test_names_that_torch_gives_up_warn_as_there(name):
+    """In torch's category; there the line is not always that of the call."""
+    calls = {
+        "ours": lambda: getattr(dist, name)(np.zeros(2), np.ones(2)),
+        "torch's": lambda: getattr(upstream, name)(None, None),
+    }
+    found = {}
+    dist.init_process_group("threads")
+    for whose, call in calls.items():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with contextlib.suppress(ValueError, TypeError):  # there is no group of torch's
+                call()
+        (warned,) = caught
+        found[whose] = warned
+    dist.destroy_process_group()
+    assert found["ours"].filename == __file__
+    for warned in found.values():
+        assert warned.category is FutureWarning and name in str(warned.message)

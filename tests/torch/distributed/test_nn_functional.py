@@ -22,6 +22,17 @@ import unisono
 import unisono.torch.distributed as dist
 import unisono.torch.distributed.nn as dnn
 from tests.helpers import worlds
+from tests.helpers.functional_cases import (
+    CASES,
+    MOVES,
+    REDUCTIONS,
+    SHAPE,
+    directions,
+    loss_of,
+    numbers,
+    operands,
+    product,
+)
 from tests.helpers.thorough import essential
 from unisono.errors import ArgumentError, ArgumentTypeError, NotReady
 from unisono.torch.distributed.nn import functional
@@ -30,7 +41,6 @@ SIZES = essential(1, (3, 2, 4))
 DTYPES = essential(1, ("float64", "float32"))
 #: How far finite differences step, and how far they may be off.
 STEPS = {"float64": (1e-4, 1e-6), "float32": (1e-2, 1e-2)}
-SHAPE = (2, 3)
 
 
 @pytest.fixture(scope="module")
@@ -70,109 +80,6 @@ def join(world, path):
     return join.groups
 
 
-# ---- a use of each function ----------------------------------------------------------------------
-#
-# `f` is a module, ours or torch's, `x` has one tensor for each rank, and `ranks` are those of the
-# world. The result is a list of tensors.
-
-
-def use_all_reduce(f, group, ranks, x, op):
-    return [f.all_reduce(x[0], op, group)]
-
-
-def use_reduce(f, group, ranks, x, op):
-    return [f.reduce(x[0], ranks[-1], op, group)]
-
-
-def use_reduce_scatter(f, group, ranks, x, op):
-    return [f.reduce_scatter(torch.empty_like(x[0]), x, op, group)]
-
-
-def use_broadcast(f, group, ranks, x):
-    return [f.broadcast(x[0], ranks[-1], group)]
-
-
-def use_gather(f, group, ranks, x):
-    return f.gather(x[0], ranks[-1], group)
-
-
-def use_scatter(f, group, ranks, x):
-    return [f.scatter(x, ranks[-1], group)]
-
-
-def use_all_gather(f, group, ranks, x):
-    return f.all_gather(x[0], group)
-
-
-def use_all_gather_base(f, group, ranks, x):
-    landing = x[0].new_empty(len(ranks) * SHAPE[0], *SHAPE[1:])
-    return [f._all_gather_base(landing, x[0], group)]
-
-
-def use_all_to_all(f, group, ranks, x):
-    return f.all_to_all([torch.empty_like(part) for part in x], x, group)
-
-
-def use_all_to_all_single(f, group, ranks, x):
-    rank = ranks.index(upstream.get_rank())
-    sends = [1 + rank + peer for peer in range(len(ranks))]  # the same in both directions
-    rows = torch.cat([part * (1 + time) for time in range(len(ranks)) for part in x])[: sum(sends)]
-    return [f.all_to_all_single(torch.empty_like(rows), rows, sends, sends, group)]
-
-
-MOVES = {
-    "broadcast": use_broadcast,
-    "gather": use_gather,
-    "scatter": use_scatter,
-    "all_gather": use_all_gather,
-    "_all_gather_base": use_all_gather_base,
-    "all_to_all": use_all_to_all,
-    "all_to_all_single": use_all_to_all_single,
-}
-REDUCTIONS = {
-    "all_reduce": use_all_reduce,
-    "reduce": use_reduce,
-    "reduce_scatter": use_reduce_scatter,
-}
-OPERATORS = {
-    "SUM": dist.ReduceOp.SUM,
-    "AVG": dist.ReduceOp.AVG,
-    "MAX": dist.ReduceOp.MAX,
-    "MIN": dist.ReduceOp.MIN,
-    "PRODUCT": dist.ReduceOp.PRODUCT,
-    "PREMUL_SUM": dist.ReduceOp.premul_sum(0.5),
-}
-CASES = {
-    **MOVES,
-    **{
-        f"{name} {word}": functools.partial(use, op=op)
-        for name, use in REDUCTIONS.items()
-        for word, op in OPERATORS.items()
-    },
-}
-
-
-def numbers(seed, shape, dtype):
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
-    return (drawn + 0.1 * drawn.sign()).to(dtype)  # no operand of a product is nearly zero
-
-
-def operands(ranks, dtype):
-    """This rank's input, which no other rank has."""
-    seed = 100 * (upstream.get_rank() + 1)
-    return [numbers(seed + index, SHAPE, dtype) for index in range(len(ranks))]
-
-
-def loss_of(outputs):
-    """A weighted sum that is not linear, so that second derivatives are not zero."""
-    total = 0
-    for index, output in enumerate(outputs):
-        weights = numbers(7 * index + upstream.get_rank(), output.shape, output.dtype)
-        total = total + (weights * output * (output + 3)).sum()
-    return total
-
-
 def gradients_of(use, f, group, ranks, x, create_graph=False):
     leaves = [part.clone().requires_grad_() for part in x]
     loss = loss_of(use(f, group, ranks, leaves))
@@ -180,18 +87,6 @@ def gradients_of(use, f, group, ranks, x, create_graph=False):
         loss, leaves, create_graph=create_graph, allow_unused=True, materialize_grads=True
     )
     return loss, leaves, found
-
-
-def directions(ranks, dtype):
-    """Which way the operands move: only those of one rank at a time, then all."""
-    along = [numbers(1000 + index, SHAPE, dtype) for index in range(len(ranks))]
-    still = [torch.zeros_like(part) for part in along]
-    me = upstream.get_rank()
-    return [along if me == rank else still for rank in ranks] + [along]
-
-
-def product(left, right):
-    return sum((one * other).sum() for one, other in zip(left, right, strict=True))
 
 
 # ---- finite differences --------------------------------------------------------------------------

@@ -14,23 +14,27 @@ from unisono.core.buffers.contents import (
     unpack_into,
     write,
 )
+from unisono.core.buffers.derivatives import IN_TRANSFORM, has_tangent, refuse_backward
 from unisono.core.buffers.kinds import is_tensor
 from unisono.core.buffers.outputs import Output, output_like
 from unisono.core.buffers.torch import expect_message
 from unisono.core.buffers.views import view
 
 __all__ = [
+    "IN_TRANSFORM",
     "Buffer",
     "Output",
     "check_writable",
     "concatenated",
     "empty_for",
     "expect_message",
+    "has_tangent",
     "is_tensor",
     "move_to_host",
     "output_like",
     "overlap",
     "read",
+    "refuse_backward",
     "unpack_into",
     "view",
     "write",

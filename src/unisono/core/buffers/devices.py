@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from unisono.core.buffers.buffer import Buffer
+from unisono.core.buffers.derivatives import has_tangent
 
 __all__ = [
     "current_stream",
@@ -94,6 +95,8 @@ def fingerprint(tensor: Any) -> tuple[object, ...] | None:
         if tensor.layout is not torch.strided or tensor.requires_grad:
             return None
         if not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
+            return None
+        if has_tangent(tensor):
             return None
         return tensor.data_ptr(), tensor.numel(), tensor.dtype
     if _is_cupy(tensor) and tensor.flags.c_contiguous:

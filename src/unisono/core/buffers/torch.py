@@ -8,12 +8,13 @@ from typing import Any
 
 from unisono.core import dtypes, trace
 from unisono.core.buffers.buffer import Buffer, overlaps_itself
+from unisono.core.buffers.derivatives import IN_TRANSFORM, check_no_tangent
 from unisono.core.buffers.devices import keep_until_read, note_device
 from unisono.core.buffers.kinds import unknown_dtype
 from unisono.core.dtypes import DType
 from unisono.errors import ArgumentTypeError, Unsupported
 
-__all__ = ["expect_message", "view_torch"]
+__all__ = ["address_of", "expect_message", "view_torch"]
 
 
 def view_torch(tensor: Any) -> Buffer:
@@ -26,10 +27,9 @@ def view_torch(tensor: Any) -> Buffer:
     torch = sys.modules["torch"]
     if tensor.layout is not torch.strided:
         raise ArgumentTypeError(f"a {tensor.layout} tensor has no flat memory; use to_dense()")
+    check_no_tangent(tensor)
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        buffer = Buffer(tensor.data_ptr(), tensor.numel(), dtype, tensor)
-        if not buffer.address and buffer.count:
-            raise Unsupported("a torch tensor of zeros without memory; make a real one first")
+        buffer = Buffer(address_of(tensor), tensor.numel(), dtype, tensor)
         if not tensor.is_cpu:
             note_device(buffer, tensor.device.type)
         if tensor.requires_grad and torch.is_grad_enabled():
@@ -41,10 +41,24 @@ def view_torch(tensor: Any) -> Buffer:
     unpack = _Unpack(plain, packed)
     if tensor.requires_grad and torch.is_grad_enabled():
         unpack.warning = _BackwardWarning(tensor)
-    buffer = Buffer(packed.data_ptr(), packed.numel(), dtype, packed, not overlapping, unpack)
+    buffer = Buffer(address_of(packed), packed.numel(), dtype, packed, not overlapping, unpack)
     if not tensor.is_cpu:
         note_device(buffer, tensor.device.type)
     return buffer
+
+
+def address_of(tensor: Any) -> int:
+    """Where the elements of a tensor are, if it has memory."""
+    try:
+        address = int(tensor.data_ptr())
+    except RuntimeError as error:
+        raise Unsupported(IN_TRANSFORM) from error
+    if not address and tensor.numel():
+        raise Unsupported(
+            "a torch tensor without memory, as tracers, fake tensors and gradients of zeros are; "
+            "make a real one first"
+        )
+    return address
 
 
 _DTYPES: dict[Any, DType] = {}

@@ -99,7 +99,11 @@ def find(name: str) -> Selection | None:
     if path in entries:
         return Selection(entries[path], entries[path].pairs)
     for entry in entries.values():
-        found = {call.name for call in entry.calls if f".{call.path}".endswith(f".{path}")}
+        found = {
+            (call.alias_of or call.path).rpartition(".")[2]
+            for call in entry.calls
+            if f".{call.path}".endswith(f".{path}")
+        }
         if found:
             pairs = tuple(pair for pair in entry.pairs if found & _last_names(pair))
             related = tuple(

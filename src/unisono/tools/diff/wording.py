@@ -61,7 +61,9 @@ def outcome_text(outcome: Outcome, label: Label) -> str:
 
 
 def version_facts(call: UpstreamCall, label: Label) -> Iterator[str]:
-    """Yield since when a call exists, and what replaces it."""
+    """Yield of which call it is a name, since when it exists, and what replaces it."""
+    if call.alias_of:
+        yield f"{label('heading', 'alias')} {call.alias_of}"
     if call.since:
         yield f"{label('heading', 'since')} {call.since}"
     if call.deprecated:

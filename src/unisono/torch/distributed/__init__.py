@@ -28,6 +28,7 @@ from unisono.torch.distributed.groups import (
     shrink_group,
     split_group,
 )
+from unisono.torch.distributed.movement import _all_gather_base as _all_gather_base
 from unisono.torch.distributed.movement import (
     all_gather,
     all_gather_coalesced,
@@ -55,6 +56,7 @@ from unisono.torch.distributed.point_to_point import (
     recv,
     send,
 )
+from unisono.torch.distributed.reductions import _reduce_scatter_base as _reduce_scatter_base
 from unisono.torch.distributed.reductions import (
     all_reduce,
     all_reduce_coalesced,

@@ -36,6 +36,7 @@ __all__ = [
     "timeout_of_world",
     "view",
     "views",
+    "warn_of_old_name",
 ]
 
 #: What torch gives for a group to a rank that is not in it.
@@ -180,6 +181,19 @@ def factor_of(op: Any) -> Any:
     """What real torch's PREMUL_SUM multiplies by; the bare name multiplies by one."""
     # Newer torch has it as an attribute, too.
     return op.__getstate__()[1] if hasattr(op, "op") else 1.0
+
+
+# ---- names ---------------------------------------------------------------------------------------
+
+
+def warn_of_old_name(name: str, instead: str) -> None:
+    """Warn the caller of a function of the face, as torch does."""
+    warnings.warn(
+        f"`torch.distributed.{name}` is a private name, which torch will give up; use `{instead}`, "
+        "which does the same",
+        FutureWarning,
+        stacklevel=3,
+    )
 
 
 # ---- how long a call waits, and what it returns --------------------------------------------------

@@ -144,6 +144,14 @@ def all_gather_into_tensor(
     return all_gather_single(output_tensor, input_tensor, group, async_op)
 
 
+def _all_gather_base(
+    output_tensor: Any, input_tensor: Any, group: Group | None = None, async_op: bool = False
+) -> Work | None:
+    """Do what `all_gather_single` does, under a name that torch will give up; it warns as there."""
+    arguments.warn_of_old_name("_all_gather_base", "all_gather_single")
+    return all_gather_single(output_tensor, input_tensor, group, async_op)
+
+
 def all_gather_coalesced(
     output_tensor_lists: list[list[Any]],
     input_tensor_list: list[Any],

@@ -217,3 +217,15 @@ def reduce_scatter_tensor(
     [[20], [40]]
     """
     return reduce_scatter_single(output, input, op, group, async_op)
+
+
+def _reduce_scatter_base(
+    output: Any,
+    input: Any,
+    op: Any = ReduceOp.SUM,
+    group: Group | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Do what `reduce_scatter_single` does, under a name that torch will give up."""
+    arguments.warn_of_old_name("_reduce_scatter_base", "reduce_scatter_single")
+    return reduce_scatter_single(output, input, op, group, async_op)

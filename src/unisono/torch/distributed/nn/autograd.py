@@ -3,19 +3,24 @@
 The loss is the sum of all ranks' losses, so a backward moves gradients against the direction of its
 forward: what was copied to ranks is summed over them, what was sent from i to j comes from j to i.
 A backward calls only functions of this module and of torch, and can be differentiated itself.
+In forward mode tangents move as the values do; a function that is not linear is replaced by its
+derivative at the operands, and a sum.
 Groups are kept, not looked up again: autograd may call a backward from a thread of its own.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
+from unisono.core.buffers import IN_TRANSFORM, has_tangent
 from unisono.core.engine import ReduceOp
 from unisono.core.groups import Group
+from unisono.errors import Unsupported
 from unisono.torch.distributed import movement, reductions
 
 __all__ = [
@@ -55,8 +60,15 @@ class _AllReduce(_Collective):
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> _Gradients:
         """Every result depends on this operand: sum the gradients, then apply the chain rule."""
-        total = _AllReduce.apply(ReduceOp.SUM, ctx.group, gradient)
+        total = all_reduce(ReduceOp.SUM, ctx.group, gradient)
         return None, None, *_through_operator(ctx, [total])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """The sum of what each operand adds."""
+        return all_reduce(
+            ReduceOp.SUM, ctx.group, *_through_operator(ctx, tangents[2:], forward=True)
+        )
 
 
 class _Reduce(_Collective):
@@ -74,8 +86,15 @@ class _Reduce(_Collective):
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> _Gradients:
         """Only the root's result depends on the operands."""
-        of_root = _Broadcast.apply(ctx.group, ctx.root, gradient)
+        of_root = broadcast(ctx.group, ctx.root, gradient)
         return None, None, None, *_through_operator(ctx, [of_root])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """The sum of what each operand adds."""
+        return reduce(
+            ReduceOp.SUM, ctx.group, ctx.root, *_through_operator(ctx, tangents[3:], forward=True)
+        )
 
 
 class _Broadcast(_Collective):
@@ -92,7 +111,12 @@ class _Broadcast(_Collective):
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> _Gradients:
         """The root's tensor has every rank's gradient, the others' have zeros."""
-        return None, None, _Reduce.apply(ReduceOp.SUM, ctx.group, ctx.root, gradient)
+        return None, None, reduce(ReduceOp.SUM, ctx.group, ctx.root, gradient)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """The root's tangent."""
+        return broadcast(ctx.group, ctx.root, tangents[2])
 
 
 class _Gather(_Collective):
@@ -113,7 +137,12 @@ class _Gather(_Collective):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> _Gradients:
         """Each rank gets the gradient of what it gave."""
-        return None, None, _Scatter.apply(ctx.group, ctx.root, *gradients)
+        return None, None, scatter(ctx.group, ctx.root, *gradients)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Every rank's tangent."""
+        return gather(ctx.group, ctx.root, tangents[2])
 
 
 class _Scatter(_Collective):
@@ -131,7 +160,12 @@ class _Scatter(_Collective):
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> _Gradients:
         """The root's list has the ranks' gradients, the others' have zeros."""
-        return None, None, *_Gather.apply(ctx.group, ctx.root, gradient)
+        return None, None, *gather(ctx.group, ctx.root, gradient)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Entry `rank` of the root's tangents."""
+        return scatter(ctx.group, ctx.root, *tangents[2:])
 
 
 class _AllGather(_Collective):
@@ -140,7 +174,7 @@ class _AllGather(_Collective):
     @staticmethod
     def forward(ctx: Any, group: Group, shapes: Sequence[Any], tensor: Any) -> Any:
         """Collect in new tensors."""
-        ctx.group, ctx.shape = group, tensor.shape
+        ctx.group, ctx.shape, ctx.shapes = group, tensor.shape, shapes
         parts = [_empty(shape, tensor) for shape in shapes]
         movement.all_gather(parts, tensor, group)
         return tuple(parts)
@@ -149,7 +183,12 @@ class _AllGather(_Collective):
     def backward(ctx: Any, *gradients: Any) -> _Gradients:
         """The sum over the ranks of their gradients of what this rank gave."""
         landing = [_empty(ctx.shape, gradients[0])]
-        return None, None, _ReduceScatter.apply(ReduceOp.SUM, ctx.group, landing, *gradients)
+        return None, None, reduce_scatter(ReduceOp.SUM, ctx.group, landing, *gradients)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Every rank's tangent."""
+        return all_gather(ctx.group, ctx.shapes, tangents[2])
 
 
 class _AllGatherSingle(_Collective):
@@ -158,7 +197,7 @@ class _AllGatherSingle(_Collective):
     @staticmethod
     def forward(ctx: Any, group: Group, outputs: list[Any], tensor: Any) -> Any:
         """Collect in the tensor that the caller gives."""
-        ctx.group, ctx.shape = group, tensor.shape
+        ctx.group, ctx.shape, ctx.shapes = group, tensor.shape, _shapes(outputs)
         movement.all_gather_single(outputs[0], tensor, group)
         return _written(outputs)[0]
 
@@ -167,7 +206,12 @@ class _AllGatherSingle(_Collective):
         """As that of all_gather, whose list this result is in one piece."""
         parts = gradient.reshape(ctx.group.size, *ctx.shape).unbind()
         landing = [_empty(ctx.shape, gradient)]
-        return None, None, _ReduceScatter.apply(ReduceOp.SUM, ctx.group, landing, *parts)
+        return None, None, reduce_scatter(ReduceOp.SUM, ctx.group, landing, *parts)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Every rank's tangent."""
+        return all_gather_single(ctx.group, _landing(ctx.shapes, tangents[2]), tangents[2])
 
 
 class _ReduceScatter(_Collective):
@@ -177,15 +221,23 @@ class _ReduceScatter(_Collective):
     def forward(ctx: Any, op: ReduceOp, group: Group, outputs: list[Any], *tensors: Any) -> Any:
         """Combine into the tensor that the caller gives."""
         _keep_operands(ctx, op, group, tensors)
-        ctx.shapes = [tensor.shape for tensor in tensors]
+        ctx.shapes = _shapes(tensors)
         reductions.reduce_scatter(outputs[0], list(tensors), op, group)
         return _written(outputs)[0]
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> _Gradients:
         """Entry r of this rank's list went into the result of rank r."""
-        every = _AllGather.apply(ctx.group, ctx.shapes, gradient)
+        every = all_gather(ctx.group, ctx.shapes, gradient)
         return None, None, None, *_through_operator(ctx, every)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """The sum of what each operand adds."""
+        landing = [torch.empty_like(tangents[3:][ctx.group.rank])]
+        return reduce_scatter(
+            ReduceOp.SUM, ctx.group, landing, *_through_operator(ctx, tangents[3:], forward=True)
+        )
 
 
 class _AllToAll(_Collective):
@@ -194,15 +246,21 @@ class _AllToAll(_Collective):
     @staticmethod
     def forward(ctx: Any, group: Group, outputs: list[Any], *tensors: Any) -> Any:
         """Exchange into the tensors that the caller gives."""
-        ctx.group, ctx.shapes = group, [tensor.shape for tensor in tensors]
+        ctx.group, ctx.shapes, ctx.results = group, _shapes(tensors), _shapes(outputs)
         movement.all_to_all(outputs, list(tensors), group)
         return tuple(_written(outputs))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> _Gradients:
         """Send each gradient back to where its tensor came from."""
-        landing = [_empty(shape, gradients[0]) for shape in ctx.shapes]
-        return None, None, *_AllToAll.apply(ctx.group, landing, *gradients)
+        landing = _landing(ctx.shapes, gradients[0])
+        return None, None, *all_to_all(ctx.group, landing, *gradients)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Each tangent, where its tensor went."""
+        landing = _landing(ctx.results, tangents[2])
+        return all_to_all(ctx.group, landing, *tangents[2:])
 
 
 class _AllToAllSingle(_Collective):
@@ -214,6 +272,7 @@ class _AllToAllSingle(_Collective):
     ) -> Any:
         """Exchange into the tensor that the caller gives."""
         ctx.group, ctx.shape, ctx.splits = group, tensor.shape, splits
+        ctx.results = _shapes(outputs)
         movement.all_to_all_single(outputs[0], tensor, *splits, group)
         return _written(outputs)[0]
 
@@ -222,19 +281,40 @@ class _AllToAllSingle(_Collective):
         """Send the rows back to where they came from."""
         landing = [_empty(ctx.shape, gradient)]
         splits = (ctx.splits[1], ctx.splits[0])
-        return None, None, None, _AllToAllSingle.apply(ctx.group, landing, splits, gradient)
+        return None, None, None, all_to_all_single(ctx.group, landing, splits, gradient)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """The rows of the tangents, where those of the tensors went."""
+        landing = _landing(ctx.results, tangents[3])
+        return all_to_all_single(ctx.group, landing, ctx.splits, tangents[3])
 
 
-all_gather = _AllGather.apply
-all_gather_single = _AllGatherSingle.apply
-all_reduce = _AllReduce.apply
-all_to_all = _AllToAll.apply
-all_to_all_single = _AllToAllSingle.apply
-broadcast = _Broadcast.apply
-gather = _Gather.apply
-reduce = _Reduce.apply
-reduce_scatter = _ReduceScatter.apply
-scatter = _Scatter.apply
+def _function(kind: type[_Collective]) -> Callable[..., Any]:
+    """What makes the calls of a collective."""
+
+    def call(*arguments: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():
+            raise Unsupported(IN_TRANSFORM)
+        # In forward mode all ranks have to move tangents, also those whose tensors have none.
+        if forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():
+            arguments = tuple(map(_with_tangent, arguments))
+        return kind.apply(*arguments)
+
+    call.__doc__ = kind.__doc__
+    return call
+
+
+all_gather = _function(_AllGather)
+all_gather_single = _function(_AllGatherSingle)
+all_reduce = _function(_AllReduce)
+all_to_all = _function(_AllToAll)
+all_to_all_single = _function(_AllToAllSingle)
+broadcast = _function(_Broadcast)
+gather = _function(_Gather)
+reduce = _function(_Reduce)
+reduce_scatter = _function(_ReduceScatter)
+scatter = _function(_Scatter)
 
 
 # ---- operators -----------------------------------------------------------------------------------
@@ -245,45 +325,67 @@ def _keep_operands(ctx: Any, op: ReduceOp, group: Group, operands: Sequence[Any]
     ctx.op, ctx.group = op, group
     if op.name not in _LINEAR:
         ctx.save_for_backward(*operands)
+        ctx.save_for_forward(*operands)
 
 
-def _through_operator(ctx: Any, gradients: Sequence[Any]) -> list[Any]:
-    """Gradients of results become those of this rank's operands: the chain rule of `op`."""
+def _through_operator(ctx: Any, derivatives: Sequence[Any], *, forward: bool = False) -> list[Any]:
+    """Gradients of results become those of this rank's operands: the chain rule of `op`.
+
+    With `forward`, tangents of operands become what they add to those of results.
+    """
     op, group = ctx.op, ctx.group
     if op.name == "sum":
-        return list(gradients)
+        return list(derivatives)
     if op.name == "avg":
-        return [gradient / int(group.size) for gradient in gradients]
+        return [derivative / int(group.size) for derivative in derivatives]
     if op.name == "premul_sum":
-        return [gradient * op.factor for gradient in gradients]
+        return [derivative * op.factor for derivative in derivatives]
     # Together, so that a list needs no more calls than one tensor.
     operands = torch.cat([operand.reshape(-1) for operand in ctx.saved_tensors])
     if op.name == "product":
         slope = _product_of_others(group, operands)
     else:
         slope = _share_of_extreme(op, group, operands.detach())
-    slopes = slope.conj().split([gradient.numel() for gradient in gradients])
+    slopes = (slope if forward else slope.conj()).split([each.numel() for each in derivatives])
     return [
-        gradient * part.reshape(gradient.shape)
-        for gradient, part in zip(gradients, slopes, strict=True)
+        derivative * part.reshape(derivative.shape)
+        for derivative, part in zip(derivatives, slopes, strict=True)
     ]
 
 
 def _product_of_others(group: Group, operand: Any) -> Any:
     """The derivative of a product; a quotient of the result would fail where there are zeros."""
-    every = _AllGather.apply(group, [operand.shape] * group.size, operand)
+    every = all_gather(group, [operand.shape] * group.size, operand)
     others = [part for rank, part in enumerate(every) if rank != group.rank]
     return functools.reduce(torch.mul, others, torch.ones_like(operand))
 
 
 def _share_of_extreme(op: ReduceOp, group: Group, operand: Any) -> Any:
     """The derivative of a minimum or maximum: ranks that share it share the gradient equally."""
-    extreme = _AllReduce.apply(op, group, operand)
+    extreme = all_reduce(op, group, operand)
     mine = (operand == extreme).to(operand.dtype)
-    return mine / _AllReduce.apply(ReduceOp.SUM, group, mine)
+    return mine / all_reduce(ReduceOp.SUM, group, mine)
 
 
 # ---- tensors -------------------------------------------------------------------------------------
+
+
+def _with_tangent(argument: Any) -> Any:
+    """A tensor with a tangent, of zeros if it has none; everything else as it is."""
+    if not isinstance(argument, torch.Tensor) or has_tangent(argument):
+        return argument
+    if not argument.is_floating_point() and not argument.is_complex():
+        return argument
+    return forward_ad.make_dual(argument, torch.zeros_like(argument))
+
+
+def _shapes(tensors: Sequence[Any]) -> list[Any]:
+    return [tensor.shape for tensor in tensors]
+
+
+def _landing(shapes: Sequence[Any], like: Any) -> list[Any]:
+    """New tensors for results of these shapes."""
+    return [_empty(shape, like) for shape in shapes]
 
 
 def _copy(tensor: Any) -> Any:

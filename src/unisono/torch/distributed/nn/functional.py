@@ -106,7 +106,7 @@ def reduce(tensor: Any, dst: int, op: Any = ReduceOp.SUM, group: Group | None = 
     _check_tensor(tensor, "tensor", "reduce")
     members = _members(group, "reduce")
     root = arguments.root(members, dst, None, "dst")
-    operator = arguments.operator(op, arguments.view(tensor, "tensor"))
+    operator = _operator(op, tensor, "tensor")
     return _autograd().reduce(operator, members, root, tensor)
 
 
@@ -127,7 +127,7 @@ def reduce_scatter(
     _check_tensor(output, "output", "reduce_scatter")
     _check_tensors(input_list, "input_list", "reduce_scatter")
     members = _members(group, "reduce_scatter")
-    operator = arguments.operator(op, arguments.view(output, "output"))
+    operator = _operator(op, output, "output")
     return _autograd().reduce_scatter(operator, members, [output], *input_list)
 
 
@@ -218,7 +218,7 @@ def all_reduce(tensor: Any, op: Any = ReduceOp.SUM, group: Group | None = None) 
     """
     _check_tensor(tensor, "tensor", "all_reduce")
     members = _members(group, "all_reduce")
-    operator = arguments.operator(op, arguments.view(tensor, "tensor"))
+    operator = _operator(op, tensor, "tensor")
     return _autograd().all_reduce(operator, members, tensor)
 
 
@@ -241,6 +241,11 @@ def _members(group: Any, verb: str) -> Group:
             "only members may call it"
         )
     return found
+
+
+def _operator(op: Any, tensor: Any, name: str) -> ReduceOp:
+    """The operator, if numbers of this tensor's dtype can be combined with it."""
+    return arguments.operator(op, arguments.view(tensor.detach(), name))  # it may have a tangent
 
 
 def _check_tensor(tensor: Any, name: str, verb: str) -> None:
