@@ -250,7 +250,7 @@ PyObject* wait(PyObject*, Arguments given, Py_ssize_t) {
 void on_done(const BackendCall& call, nb::object function) {
     const auto& completion = call.handle.completion;
     if (!completion->done()) {
-        const nb::gil_scoped_release release;
+        const Interpreter::Unlocked unlocked;
         call.group->communicator->begin(completion);
     }
     call.handle.on_done(std::move(function));
