@@ -16,6 +16,9 @@ from unisono.errors import ArgumentTypeError, Unsupported
 __all__ = ["expect_message", "view_torch"]
 
 
+_LONGEST_STORAGE = 1 << 40  # bytes; memory has higher addresses
+
+
 def view_torch(tensor: Any) -> Buffer:
     """Show a tensor of torch, on whichever device."""
     dtype = _dtypes().get(tensor.dtype)
@@ -26,10 +29,19 @@ def view_torch(tensor: Any) -> Buffer:
     torch = sys.modules["torch"]
     if tensor.layout is not torch.strided:
         raise ArgumentTypeError(f"a {tensor.layout} tensor has no flat memory; use to_dense()")
+    count = tensor.numel()
+    # A storage that was freed is at address 0, and its tensors are at their offsets.
+    if (
+        count
+        and tensor.data_ptr() < _LONGEST_STORAGE
+        and tensor.data_ptr() == tensor.storage_offset() * dtype.itemsize
+    ):
+        raise Unsupported(
+            "a torch tensor without memory: it stands for zeros, or its storage was freed, as FSDP "
+            "frees those of parameters; make a real one first"
+        )
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        buffer = Buffer(tensor.data_ptr(), tensor.numel(), dtype, tensor)
-        if not buffer.address and buffer.count:
-            raise Unsupported("a torch tensor of zeros without memory; make a real one first")
+        buffer = Buffer(tensor.data_ptr(), count, dtype, tensor)
         if not tensor.is_cpu:
             note_device(buffer, tensor.device.type)
         if tensor.requires_grad and torch.is_grad_enabled():
