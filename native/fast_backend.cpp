@@ -224,7 +224,9 @@ PyObject* recv(PyObject*, Arguments given, Py_ssize_t number) {
 PyObject* wait(PyObject*, Arguments given, Py_ssize_t) {
     if (given[1] != Py_None && !is_unset(given[1])) return not_ordinary();
     const nb::object native = attribute(given[0], backend().call);
-    if (!native.is_valid() || Py_TYPE(native.ptr()) != backend().call_type) return not_ordinary();
+    if (!native.is_valid() || Py_TYPE(native.ptr()) != backend().call_type ||
+        !nb::inst_ready(native))
+        return not_ordinary();
     auto& call = *nb::inst_ptr<BackendCall>(native);
     const auto& completion = call.handle.completion;
     if (!completion->done()) {
@@ -288,8 +290,9 @@ PyObject* with_options(PyObject* self, Arguments given, Py_ssize_t number, PyObj
         std::copy_n(given, number, all.begin());
         all.back() = Py_None;
         return function(self, all.data(), number);
-    } catch (const std::bad_alloc&) {
-        return PyErr_NoMemory();
+    } catch (const std::exception&) {
+        set_unexpected_error();
+        return nullptr;
     }
 }
 
@@ -336,7 +339,11 @@ void add_fast_backend(nb::module_& fast) {
             .def_prop_ro("verb", [](BackendCall& self) { return self.verb; })
             .def_prop_ro("number", [](BackendCall& self) { return self.number; })
             .def_prop_ro("tag", [](BackendCall& self) { return self.tag; })
-            .def_prop_ro("peer", [](BackendCall& self) { return self.handle.transfer->peer; })
+            .def_prop_ro("peer",  // of a message; -1 for a collective
+                         [](BackendCall& self) {
+                             const auto& transfer = self.handle.transfer;
+                             return transfer == nullptr ? -1 : transfer->peer;
+                         })
             .def_prop_ro("tensors", [](BackendCall& self) { return self.tensors; });
     backend().call_type = reinterpret_cast<PyTypeObject*>(call.ptr());
     module.def("set_works", [](nb::object finished, nb::object work, nb::object message) {

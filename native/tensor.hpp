@@ -66,6 +66,7 @@ private:
 
     bool read_numpy(PyObject* array, Tensor& found);
     bool read_dlpack(PyObject* tensor, Tensor& found);
+    bool has_memory(PyObject* tensor, const Tensor& found) const;
 
     PyTypeObject* numpy_array_ = nullptr;
     PyObject* numpy_empty_ = nullptr;
@@ -78,7 +79,10 @@ private:
     PyObject* requires_grad_ = nullptr;                            ///< interned names
     PyObject* is_neg_ = nullptr;
     PyObject* is_conj_ = nullptr;
+    PyObject* storage_offset_ = nullptr;
+    PyObject* dtype_ = nullptr;
     PyObject* new_empty_ = nullptr;
+    std::array<PyObject*, 2> torch_bytes_{};  ///< torch.int8 and torch.uint8
 };
 
 }  // namespace unisono
