@@ -284,6 +284,7 @@ PyObject* with_options(PyObject* self, Arguments given, Py_ssize_t number, PyObj
     if (number + named > count || number + 1 < count || named > 1) return not_ordinary();
     if (named == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "opts") != 0)
         return not_ordinary();
+    Interpreter::stop_if_ended();
     try {
         if (number + named == count) return function(self, given, count);
         std::array<PyObject*, count> all;

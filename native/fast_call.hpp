@@ -209,6 +209,7 @@ PyObject* checked(PyObject* self, Arguments given, Py_ssize_t number) {
         PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", count, number);
         return nullptr;
     }
+    Interpreter::stop_if_ended();
     try {
         return function(self, given, number);
     } catch (const std::exception&) {

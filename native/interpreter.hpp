@@ -40,6 +40,12 @@ public:
         return true;
     }
 
+    /// For the beginning of a call that may run code of others, such as torch's, which lets go of
+    /// the GIL as well: does not return once the interpreter ends. The caller holds the GIL.
+    static void stop_if_ended() noexcept {
+        if (ended_.load(std::memory_order_relaxed)) const Unlocked stopped;
+    }
+
     /// Lets go of the GIL for its lifetime.
     class Unlocked {
     public:
@@ -84,16 +90,28 @@ private:
     /// Returns when no thread is on its way to the GIL: all that are outside know that it is
     /// closed. One that is in the middle of a long copy may take too long; it will find out.
     static void end() {
+        using Clock = std::chrono::steady_clock;
         ender_ = pthread_self();
         ended_.store(true, std::memory_order_seq_cst);  // pairs with visit() and is_closed()
-        const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
-        while ((outside_ > aware_.load(std::memory_order_relaxed) ||
-                visitors_.load(std::memory_order_seq_cst) != 0) &&
-               std::chrono::steady_clock::now() < deadline) {
+        const auto now = Clock::now();
+        // Threads whose calls are in the code of others, which do not count, are soon here again.
+        const auto earliest = now + std::chrono::milliseconds(has_other_threads() ? 20 : 0);
+        const auto latest = now + std::chrono::seconds(2);
+        while (Clock::now() < earliest || (is_somebody_on_the_way() && Clock::now() < latest)) {
             PyThreadState* const state = PyEval_SaveThread();
             std::this_thread::sleep_for(std::chrono::microseconds(100));
             PyEval_RestoreThread(state);
         }
+    }
+
+    static bool has_other_threads() {
+        return PyThreadState_Next(PyInterpreterState_ThreadHead(PyInterpreterState_Get())) !=
+               nullptr;
+    }
+
+    static bool is_somebody_on_the_way() noexcept {
+        return outside_ > aware_.load(std::memory_order_relaxed) ||
+               visitors_.load(std::memory_order_seq_cst) != 0;
     }
 
     static inline int outside_ = 0;  ///< objects of Unlocked; guarded by the GIL

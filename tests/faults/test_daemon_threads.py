@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 
 from tests.helpers.jobs import Ranks
@@ -12,8 +14,9 @@ ENDS = """
 from unisono.errors import UnisonoError
 from unisono.torch import distributed as dist
 dist.init_process_group()
+{setup}
 def go_on(group):
-    x = np.ones(8)
+    x = make()
     while True:
         try:
             {call}
@@ -37,5 +40,15 @@ CALLS = {
 @pytest.mark.parametrize("turn", essential(1, range(5)))
 @pytest.mark.parametrize("name", CALLS)
 def test_the_end_with_threads_in_calls(name: str, turn: int) -> None:
-    with Ranks(2, ENDS.format(call=CALLS[name])) as job:
+    with Ranks(2, ENDS.format(setup="make = lambda: np.ones(8)", call=CALLS[name])) as job:
+        assert [job[rank].end() for rank in range(2)] == [0, 0]
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="there is no torch")
+@pytest.mark.parametrize("turn", essential(1, range(5)))
+@pytest.mark.parametrize("name", ["collectives", "works"])
+def test_the_end_with_threads_in_calls_on_torch_tensors(name: str, turn: int) -> None:
+    """To read a tensor lets go of Python's lock in torch's code, where nobody can count it."""
+    setup = "import torch; make = lambda: torch.ones(8)"
+    with Ranks(2, ENDS.format(setup=setup, call=CALLS[name])) as job:
         assert [job[rank].end() for rank in range(2)] == [0, 0]
