@@ -14,10 +14,10 @@
 #include "call_site.hpp"
 #include "communicator.hpp"
 #include "inspector.hpp"
+#include "interpreter.hpp"
 #include "kernels.hpp"
 #include "numpy_allocator.hpp"
 #include "python_call.hpp"
-#include "python_visit.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -300,10 +300,10 @@ NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);
 #endif
     CallSiteFinder::prepare();
-    PythonVisit::prepare();
+    Interpreter::prepare();
     run_blocking = [](void (*body)(void*) noexcept, void* context) noexcept {
-        std::optional<nb::gil_scoped_release> release;
-        if (PyGILState_Check() != 0) release.emplace();
+        std::optional<Interpreter::Unlocked> unlocked;
+        if (PyGILState_Check() != 0) unlocked.emplace();
         body(context);
     };
     m.def(

@@ -11,6 +11,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "log.hpp"
 
@@ -174,8 +175,8 @@ private:
                 if (file.ends_with(glue)) owner = Owner::torch;
         }
         Py_INCREF(code);
-        Py_XDECREF(known.code);
-        known = {code, owner};
+        PyCodeObject* const before = std::exchange(known, {code, owner}).code;
+        Py_XDECREF(before);  // last: it may run Python code, which may come back here
         return owner;
     }
 
@@ -188,8 +189,8 @@ private:
         const int line = PyCode_Addr2Line(code, instruction);
         const CallSite call_site = keep(file + ":" + std::to_string(line));
         Py_INCREF(code);
-        Py_XDECREF(cached.code);
-        cached = {code, instruction, call_site};
+        PyCodeObject* const before = std::exchange(cached, {code, instruction, call_site}).code;
+        Py_XDECREF(before);  // last, as above
         return call_site;
     }
 

@@ -192,6 +192,7 @@ std::unique_ptr<Communicator> Communicator::split(const std::vector<int>& ranks,
 std::unique_ptr<Communicator> Communicator::shrink(const std::vector<int>& exclude,
                                                    const Limits& limits) {
     fork_guard_.check();
+    worker_->check_not_inside();
     Group& group = worker_->group();
     worker_->abort_calls();
     job_->mailbox().end_group(group.number());

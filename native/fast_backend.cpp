@@ -224,7 +224,9 @@ PyObject* recv(PyObject*, Arguments given, Py_ssize_t number) {
 PyObject* wait(PyObject*, Arguments given, Py_ssize_t) {
     if (given[1] != Py_None && !is_unset(given[1])) return not_ordinary();
     const nb::object native = attribute(given[0], backend().call);
-    if (!native.is_valid() || Py_TYPE(native.ptr()) != backend().call_type) return not_ordinary();
+    if (!native.is_valid() || Py_TYPE(native.ptr()) != backend().call_type ||
+        !nb::inst_ready(native))
+        return not_ordinary();
     auto& call = *nb::inst_ptr<BackendCall>(native);
     const auto& completion = call.handle.completion;
     if (!completion->done()) {
@@ -250,7 +252,7 @@ PyObject* wait(PyObject*, Arguments given, Py_ssize_t) {
 void on_done(const BackendCall& call, nb::object function) {
     const auto& completion = call.handle.completion;
     if (!completion->done()) {
-        const nb::gil_scoped_release release;
+        const Interpreter::Unlocked unlocked;
         call.group->communicator->begin(completion);
     }
     call.handle.on_done(std::move(function));
@@ -282,14 +284,16 @@ PyObject* with_options(PyObject* self, Arguments given, Py_ssize_t number, PyObj
     if (number + named > count || number + 1 < count || named > 1) return not_ordinary();
     if (named == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "opts") != 0)
         return not_ordinary();
+    Interpreter::stop_if_ended();
     try {
         if (number + named == count) return function(self, given, count);
         std::array<PyObject*, count> all;
         std::copy_n(given, number, all.begin());
         all.back() = Py_None;
         return function(self, all.data(), number);
-    } catch (const std::bad_alloc&) {
-        return PyErr_NoMemory();
+    } catch (const std::exception&) {
+        set_unexpected_error();
+        return nullptr;
     }
 }
 
@@ -336,7 +340,11 @@ void add_fast_backend(nb::module_& fast) {
             .def_prop_ro("verb", [](BackendCall& self) { return self.verb; })
             .def_prop_ro("number", [](BackendCall& self) { return self.number; })
             .def_prop_ro("tag", [](BackendCall& self) { return self.tag; })
-            .def_prop_ro("peer", [](BackendCall& self) { return self.handle.transfer->peer; })
+            .def_prop_ro("peer",  // of a message; -1 for a collective
+                         [](BackendCall& self) {
+                             const auto& transfer = self.handle.transfer;
+                             return transfer == nullptr ? -1 : transfer->peer;
+                         })
             .def_prop_ro("tensors", [](BackendCall& self) { return self.tensors; });
     backend().call_type = reinterpret_cast<PyTypeObject*>(call.ptr());
     module.def("set_works", [](nb::object finished, nb::object work, nb::object message) {

@@ -22,6 +22,18 @@ void set_explained_error(const Failure& failure, const char* verb, PyObject* gro
     PyErr_Restore(type, value, traceback);
 }
 
+void set_unexpected_error() {
+    try {
+        throw;
+    } catch (nb::python_error& error) {
+        error.restore();
+    } catch (const std::bad_alloc&) {
+        PyErr_NoMemory();
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    }
+}
+
 PyObject* work_of(std::shared_ptr<Completion> completion, std::shared_ptr<Transfer> transfer,
                   nb::object used, const char* verb, PyObject* group, std::int64_t tag,
                   nb::list tensors) {
@@ -44,9 +56,9 @@ PyObject* make(FastGroup& group, CallArguments& call, bool blocking, PyObject* r
     if (blocking) return run(group, call) ? Py_NewRef(Py_None) : nullptr;
     const nb::object python_group = group.group, native = group.native;
     Communicator& communicator = *group.communicator;
+    ++group.calls;  // first, as in run()
     call.call_site = CallSiteFinder::current();
     call.backward = backward_pass;
-    ++group.calls;
     const char* verb = name(call.verb);
     std::shared_ptr<Completion> completion;
     const auto failure = failure_of(

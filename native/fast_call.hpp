@@ -45,7 +45,8 @@ struct Operator {
 struct State {
     std::vector<std::shared_ptr<FastGroup>> groups;
     FastGroup* world = nullptr;  ///< null: there is none, or threads have worlds of their own
-    nanobind::dict names;        ///< group names, and the address of each FastGroup; 0: the world
+    nanobind::dict named;        ///< the groups of that world, by name
+    nanobind::set world_names;   ///< names of the world itself
     std::vector<Operator> operators;
     /// (error, verb, group, tag): adds to an error what it lacks
     nanobind::object failed;
@@ -156,9 +157,9 @@ bool run(FastGroup& group, CallArguments& call, After after) {
     // The group may be closed by another thread meanwhile; these keep what we use.
     const nanobind::object python_group = group.group, native = group.native;
     Communicator& communicator = *group.communicator;
+    ++group.calls;  // first: to find the call site may take imports, and so release the GIL
     call.call_site = CallSiteFinder::current();
     call.backward = backward_pass;
-    ++group.calls;
     const auto failure = failure_of([&] {
         communicator.run(call, {communicator.seconds(), interrupted});
         after();
@@ -198,6 +199,9 @@ std::shared_ptr<Transfer> post(FastGroup& group, bool sending, const Tensor& ten
 
 // ---- functions of the module ----
 
+/// Sets the error of the C++ exception that is being handled, which must not reach Python.
+void set_unexpected_error();
+
 /// Checks the number of arguments, and keeps C++ exceptions from Python.
 template <PyObject* (*function)(PyObject*, Arguments, Py_ssize_t), Py_ssize_t count>
 PyObject* checked(PyObject* self, Arguments given, Py_ssize_t number) {
@@ -205,10 +209,12 @@ PyObject* checked(PyObject* self, Arguments given, Py_ssize_t number) {
         PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", count, number);
         return nullptr;
     }
+    Interpreter::stop_if_ended();
     try {
         return function(self, given, number);
-    } catch (const std::bad_alloc&) {
-        return PyErr_NoMemory();
+    } catch (const std::exception&) {
+        set_unexpected_error();
+        return nullptr;
     }
 }
 

@@ -22,10 +22,9 @@ FastGroup* group_of(PyObject* given) {
     if (given == Py_None) return known.world;
     if (known.world == nullptr) return nullptr;
     if (PyUnicode_CheckExact(given)) {
-        PyObject* address = PyDict_GetItemWithError(known.names.ptr(), given);
-        if (address == nullptr) return nullptr;
-        auto* found = static_cast<FastGroup*>(PyLong_AsVoidPtr(address));
-        return found == nullptr ? known.world : found;
+        if (PySet_Contains(known.world_names.ptr(), given) == 1) return known.world;
+        given = PyDict_GetItemWithError(known.named.ptr(), given);
+        if (given == nullptr) return nullptr;
     }
     for (const auto& group : known.groups)
         if (group->group.ptr() == given) return group.get();
@@ -84,8 +83,7 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-void add_group(nb::object group, nb::object native, int rank, std::vector<int> world_ranks,
-               const std::vector<std::string>& names) {
+void add_group(nb::object group, nb::object native, int rank, std::vector<int> world_ranks) {
     auto made = std::make_shared<FastGroup>();
     made->group = group;
     made->native = native;
@@ -95,8 +93,6 @@ void add_group(nb::object group, nb::object native, int rank, std::vector<int> w
     made->rank_number = nb::int_(made->rank);
     made->size_number = nb::int_(made->size);
     made->world_ranks = std::move(world_ranks);
-    for (const std::string& name : names)
-        state().names[name.c_str()] = nb::steal(PyLong_FromVoidPtr(made.get()));
     state().groups.push_back(std::move(made));
 }
 
@@ -106,19 +102,17 @@ void remove_group(nb::handle native) {
     for (auto& group : known.groups) {
         if (group->native.ptr() != native.ptr()) continue;
         if (known.world == group.get()) known.world = nullptr;
-        std::vector<nb::object> old;
-        for (auto [name, address] : known.names)
-            if (PyLong_AsVoidPtr(address.ptr()) == group.get()) old.push_back(nb::borrow(name));
-        for (const nb::object& name : old) PyDict_DelItem(known.names.ptr(), name.ptr());
         const auto removed = std::move(group);  // it may be the last owner of Python objects
         std::erase(known.groups, nullptr);
         return;
     }
 }
 
-/// The group that None means; None: there is no such group for all threads.
-void set_world(nb::handle world) {
+/// The group that None means; None: there is no such group for all threads. And the groups of that
+/// world by name, in a dict that Python goes on to change.
+void set_world(nb::handle world, nb::dict named) {
     State& known = state();
+    std::swap(known.named, named);  // the old one goes at the end: that may run Python code
     known.world = nullptr;
     for (const auto& group : known.groups)
         if (group->group.ptr() == world.ptr()) known.world = group.get();
@@ -136,8 +130,8 @@ void add_fast_groups(nb::module_& fast) {
     PyModule_AddFunctions(fast.ptr(), methods);
     fast.def("add_group", &add_group);
     fast.def("remove_group", &remove_group);
-    fast.def("set_world", &set_world, "world"_a.none());
-    fast.def("name_world", [](const char* name) { state().names[name] = nb::int_(0); });
+    fast.def("set_world", &set_world, "world"_a.none(), "named"_a);
+    fast.def("name_world", [](nb::str name) { state().world_names.add(name); });
     fast.def("calls_of", &calls_of);
     fast.def("set_backward", [](bool backward) { backward_pass = backward; });
     fast.def("set_hooks", [](nb::object failed, nb::object started) {

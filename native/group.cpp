@@ -111,7 +111,12 @@ void Group::run(const CallArguments& arguments, const Limits& limits) {
     reads_began_ = {};
     ++calls_;
     try {
-        run_collective(*this, arguments);
+        try {
+            run_collective(*this, arguments);
+        } catch (const std::bad_alloc&) {
+            throw Failure(FailureKind::memory, "this process has no private memory for the call",
+                          {rank_});
+        }
     } catch (const Failure& failure) {
         if (failure.kind !=
             FailureKind::mismatch) {  // after a mismatch all ranks are still in step

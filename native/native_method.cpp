@@ -66,11 +66,12 @@ PyType_Slot method_slots[] = {
     {0, nullptr},
 };
 
-PyType_Spec method_spec = {
-    "unisono._native.fast.NativeMethod", sizeof(NativeMethod), 0,
-    // Found in a class, it is called with the object as its first argument, and none is made to
-    // hold the two.
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR, method_slots};
+PyType_Spec method_spec = {"unisono._native.fast.NativeMethod", sizeof(NativeMethod), 0,
+                           // Found in a class, it is called with the object as its first argument,
+                           // and none is made to hold the two.
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL |
+                               Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                           method_slots};
 
 nb::object make_method(nb::object ordinary, nb::object general) {
     static auto* const type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&method_spec));

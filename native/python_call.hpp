@@ -9,12 +9,13 @@
 #include <string>
 
 #include "communicator.hpp"
-#include "python_visit.hpp"
+#include "interpreter.hpp"
 
 namespace unisono {
 
 /// Whether a signal handler has raised: Ctrl-C during a wait. The caller does not hold the GIL.
 inline bool interrupted() {
+    if (Interpreter::is_closed()) return false;  // nobody handles signals any more
     const nanobind::gil_scoped_acquire gil;
     return PyErr_CheckSignals() != 0;
 }
@@ -28,7 +29,7 @@ void set_error(const Failure& failure);
 /// Runs `body` without the GIL; returns the Failure that it throws.
 template <class Body>
 std::optional<Failure> failure_of(Body body) {
-    const nanobind::gil_scoped_release release;
+    const Interpreter::Unlocked unlocked;
     try {
         body();
         return std::nullopt;
@@ -42,7 +43,7 @@ template <class Body>
 auto guarded(Body body) {
     std::optional<Failure> caught;
     {
-        const nanobind::gil_scoped_release release;
+        const Interpreter::Unlocked unlocked;
         try {
             return body();
         } catch (const Failure& failure) {
@@ -104,7 +105,7 @@ struct CallHandle {
     /// Calls a Python function when the collective has ended, now or from the native thread; once.
     void on_done(nanobind::object function) const {
         if (transfer != nullptr) throw nanobind::type_error("messages have no callbacks");
-        if (completion->on_done(&PythonVisit::call, function.ptr()))
+        if (completion->on_done(&Interpreter::visit, function.ptr()))
             function.release();  // the visit has the reference
         else
             function();

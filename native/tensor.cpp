@@ -61,13 +61,15 @@ bool is_contiguous(const DlTensor& tensor) {
     return true;
 }
 
-/// Whether a method without arguments, or an attribute, is false; an error counts as true.
-bool is_false(PyObject* value) {
-    const bool result = value == Py_False;
+/// Whether what a method or an attribute gave is this object; an error is not.
+bool is_same(PyObject* value, const PyObject* expected) {
+    const bool result = value != nullptr && value == expected;
     Py_XDECREF(value);
     if (value == nullptr) PyErr_Clear();
     return result;
 }
+
+bool is_false(PyObject* value) { return is_same(value, Py_False); }
 
 }  // namespace
 
@@ -106,6 +108,13 @@ bool TensorReader::learn_torch(PyObject* tensor_type) {
         requires_grad_ = PyUnicode_InternFromString("requires_grad");
         is_neg_ = PyUnicode_InternFromString("is_neg");
         is_conj_ = PyUnicode_InternFromString("is_conj");
+        storage_offset_ = PyUnicode_InternFromString("storage_offset");
+        dtype_ = PyUnicode_InternFromString("dtype");
+        PyObject* torch = PyImport_ImportModule("torch");
+        torch_bytes_[0] = torch == nullptr ? nullptr : PyObject_GetAttrString(torch, "int8");
+        torch_bytes_[1] = torch == nullptr ? nullptr : PyObject_GetAttrString(torch, "uint8");
+        Py_XDECREF(torch);
+        PyErr_Clear();
         new_empty_ = PyUnicode_InternFromString("new_empty");
     }
     if (torch_count_ == torch_types_.size()) return false;
@@ -184,13 +193,31 @@ bool TensorReader::read_dlpack(PyObject* tensor, Tensor& found) {
     found.count = 1;
     for (int i = 0; i < found.dimensions; ++i)
         found.count *= static_cast<std::uint64_t>(found.shape[i]);
-    if (found.count == 0 || seen.data == nullptr) return false;
+    if (found.count == 0 || !has_memory(tensor, found)) return false;
+    // torch's types of less than a byte look like bytes here.
+    if (seen.type_code < torch_bytes_.size() && seen.type_bits == 8 &&
+        !is_same(PyObject_GetAttr(tensor, dtype_), torch_bytes_[seen.type_code]))
+        return false;
     // Autograd may have to be told, and memory may hold other values than the tensor has.
     constexpr std::uint8_t complex_code = 5;
     return !in_forward_mode() && is_false(PyObject_GetAttr(tensor, requires_grad_)) &&
            is_false(PyObject_CallMethodNoArgs(tensor, is_neg_)) &&
            (seen.type_code != complex_code ||
             is_false(PyObject_CallMethodNoArgs(tensor, is_conj_)));
+}
+
+/// Whether the storage of a tensor of torch has memory. One that was freed, as FSDP does with those
+/// of parameters, is at address 0, and its tensors are at their offsets.
+bool TensorReader::has_memory(PyObject* tensor, const Tensor& found) const {
+    constexpr std::uintptr_t longest_storage = std::uintptr_t{1} << 40;
+    const auto address = reinterpret_cast<std::uintptr_t>(found.data);
+    if (address >= longest_storage) return true;
+    PyObject* offset = PyObject_CallMethodNoArgs(tensor, storage_offset_);
+    const std::size_t elements = offset == nullptr ? 0 : PyLong_AsSize_t(offset);
+    Py_XDECREF(offset);
+    if (PyErr_Occurred() == nullptr) return address != elements * found.type->item_bytes;
+    PyErr_Clear();
+    return false;
 }
 
 PyObject* TensorReader::make_like(PyObject* like, const Tensor& seen, std::int64_t rows) {

@@ -68,6 +68,7 @@ private:
     bool read_dlpack(PyObject* tensor, Tensor& found);
     bool learn_forward_mode();
     bool in_forward_mode() const;
+    bool has_memory(PyObject* tensor, const Tensor& found) const;
 
     PyTypeObject* numpy_array_ = nullptr;
     PyObject* numpy_empty_ = nullptr;
@@ -80,10 +81,13 @@ private:
     PyObject* requires_grad_ = nullptr;                            ///< interned names
     PyObject* is_neg_ = nullptr;
     PyObject* is_conj_ = nullptr;
+    PyObject* storage_offset_ = nullptr;
+    PyObject* dtype_ = nullptr;
     PyObject* new_empty_ = nullptr;
     PyObject* forward_mode_ = nullptr;   ///< the names of torch.autograd.forward_ad
     PyObject* current_level_ = nullptr;  ///< the name of its level, which is -1 outside of all
     PyObject* no_level_ = nullptr;
+    std::array<PyObject*, 2> torch_bytes_{};  ///< torch.int8 and torch.uint8
 };
 
 }  // namespace unisono

@@ -37,6 +37,14 @@ CallState outcome() noexcept {
     }
 }
 
+[[noreturn]] void refuse_inside() {
+    throw Failure(
+        FailureKind::closed,
+        "this thread is waiting in another call of the group, which a signal handler or a "
+        "finalizer has interrupted and which cannot go on before that returns; let it "
+        "note what is to be done, and call when the other call has returned");
+}
+
 /// Whether this is Ctrl-C.
 bool interrupted(const std::unique_ptr<Failure>& failure) noexcept {
     return failure != nullptr && failure->kind == FailureKind::interrupted;
@@ -91,11 +99,33 @@ std::uint64_t Worker::record_start(const CallArguments& arguments) noexcept {
     return log_.begin(arguments, group_->number(), group_->page_number(), ++calls_);
 }
 
+// These three need the lock.
+
+void Worker::occupy() noexcept {
+    busy_ = true;
+    runner_ = std::this_thread::get_id();
+}
+
+void Worker::vacate() noexcept {
+    busy_ = false;
+    if (!std::exchange(leaving_, false)) return;
+    group_->close();
+    wake_thread();
+}
+
+bool Worker::is_inside() const noexcept { return busy_ && runner_ == std::this_thread::get_id(); }
+
+void Worker::check_not_inside() {
+    const std::lock_guard lock(mutex_);
+    if (is_inside()) refuse_inside();
+}
+
 void Worker::run(const CallArguments& arguments, const Limits& limits) {
     std::unique_lock lock(mutex_);
+    if (is_inside()) refuse_inside();
     if (closed_) throw Failure(FailureKind::closed, "the group is closed; make a new one");
     if (!busy_ && queue_.empty()) {
-        busy_ = true;
+        occupy();
         const std::uint64_t log_sequence = record_start(arguments);
         lock.unlock();
         try {
@@ -103,13 +133,13 @@ void Worker::run(const CallArguments& arguments, const Limits& limits) {
         } catch (...) {
             log_.end(log_sequence, outcome());
             lock.lock();
-            busy_ = false;
+            vacate();
             wake_thread();
             throw;
         }
         log_.end(log_sequence, CallState::done);
         lock.lock();
-        busy_ = false;
+        vacate();
         // A queue or close() may wait for this; usually nobody does.
         if (closing_ != 0 || !queue_.empty()) wake_thread();
         return;
@@ -132,6 +162,7 @@ void Worker::finish(const std::shared_ptr<Completion>& completion, const Limits&
     std::unique_ptr<Failure> failure;
     {
         std::unique_lock lock(mutex_);
+        if (is_inside() && !completion->done()) refuse_inside();
         while (!busy_ && !completion->done() && !queue_.empty() && !interrupted(failure)) {
             failure = run_next(lock, limits, ended);
             ++taken_;
@@ -153,11 +184,11 @@ void Worker::begin(const std::shared_ptr<Completion>& completion) {
         if (completion->done()) return;
         if (!busy_ && queue_.size() == 1 && queue_.front().completion == completion &&
             queue_.front().bytes() <= begin_bytes) {
-            busy_ = true;  // nobody else runs it
+            occupy();  // nobody else runs it
             lock.unlock();
             const bool come = group_->peers_come(patience);
             lock.lock();
-            busy_ = false;
+            vacate();
             if (come && !closed_) {
                 run_next(lock, {0, nullptr}, ended);  // not for Ctrl-C: C++ may be the caller
                 ++taken_;
@@ -180,7 +211,7 @@ std::unique_ptr<Failure> Worker::run_next(std::unique_lock<std::mutex>& lock, co
                                           std::vector<std::shared_ptr<Completion>>& ended) {
     Task task = std::move(queue_.front());
     queue_.pop_front();
-    busy_ = true;
+    occupy();
     lock.unlock();
     std::unique_ptr<Failure> failure;
     try {
@@ -196,7 +227,7 @@ std::unique_ptr<Failure> Worker::run_next(std::unique_lock<std::mutex>& lock, co
     else if (failure != nullptr)
         told = std::make_unique<Failure>(*failure);
     lock.lock();
-    busy_ = false;
+    vacate();
     task.completion->finish(std::move(told));
     ended.push_back(std::move(task.completion));
     return failure;
@@ -298,9 +329,10 @@ void Worker::abort_calls() noexcept {
         changed_.notify_all();
     }
     ++closing_;
-    changed_.wait(lock, [&] { return !busy_; });
+    changed_.wait(lock, [&] { return !busy_ || is_inside(); });
     --closing_;
-    std::thread thread = std::move(thread_);  // if several threads close, one joins it
+    std::thread thread;
+    if (!busy_) thread = std::move(thread_);  // if several threads close, one joins it
     lock.unlock();
     for (const Task& task : aborted) task.completion->notify();
     if (!thread.joinable()) return;
@@ -316,14 +348,17 @@ void Worker::close(double drain_seconds) noexcept {
     {
         std::unique_lock lock(mutex_);
         ++closing_;
-        if (!closed_)
+        if (!closed_ && !is_inside())
             changed_.wait_until(lock, deadline_after(drain_seconds),
                                 [&] { return !busy_ && queue_.empty(); });
         --closing_;
     }
     abort_calls();
     const std::lock_guard lock(mutex_);  // several threads may close at the same time
-    group_->close();
+    if (busy_)
+        leaving_ = true;  // a signal handler closes the group
+    else
+        group_->close();
 }
 
 }  // namespace unisono

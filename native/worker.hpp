@@ -53,6 +53,10 @@ inline void (*run_blocking)(void (*body)(void*) noexcept, void* context) noexcep
 /// One rank's calls in one group. A blocking call with nothing queued runs in the caller's thread;
 /// others run one after the other in a thread that exists only while it has something to do. Who
 /// waits for a queued call that has not begun runs it too, which saves two changes of threads.
+///
+/// A call that waits runs signal handlers (Limits::interrupted), and they may come back here. Then
+/// their thread is in a call, which cannot go on before they return: so they cannot wait for other
+/// calls of the group, and if they close it, the call that they have interrupted leaves it.
 class Worker {
 public:
     explicit Worker(std::unique_ptr<Group> group);
@@ -77,6 +81,9 @@ public:
     /// Ends all calls and accepts no more, but does not leave the group yet.
     void abort_calls() noexcept;
 
+    /// Throws Failure(closed) if this thread is in a call of the group, whose wait it interrupts.
+    void check_not_inside();
+
     /// Waits up to `drain_seconds` for queued calls to complete, cancels the rest, and leaves the
     /// group.
     void close(double drain_seconds) noexcept;
@@ -96,6 +103,9 @@ private:
     };
 
     void serve();
+    void occupy() noexcept;
+    void vacate() noexcept;
+    bool is_inside() const noexcept;
     std::unique_ptr<Failure> run_next(std::unique_lock<std::mutex>& lock, const Limits& limits,
                                       std::vector<std::shared_ptr<Completion>>& ended);
     bool wait_for_work(std::unique_lock<std::mutex>& lock);
@@ -109,7 +119,9 @@ private:
     std::condition_variable changed_;
     std::deque<Task> queue_;
     std::uint32_t calls_ = 0;  ///< run or queued; the group counts in the same order
-    bool busy_ = false;        ///< a call is running, in any thread
+    bool busy_ = false;        ///< a call is running, in any thread:
+    std::thread::id runner_;   ///< in this one
+    bool leaving_ = false;     ///< that call leaves the group when it has ended
     bool serving_ = false;     ///< the thread has not decided to end
     bool asleep_ = false;      ///< the thread waits in `changed_`
     bool napping_ = false;     ///< and will look at the queue in a moment

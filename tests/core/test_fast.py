@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from tests.helpers import worlds
+from unisono.core import groups
 from unisono.core.fast import registration
 from unisono.core.groups import Group
-from unisono.errors import MismatchError, Unsupported
+from unisono.errors import ArgumentError, MismatchError, Unsupported
 from unisono.mindspore.communication import comm_func
 from unisono.mindspore.mint import distributed as mint
 from unisono.torch import distributed as dist
@@ -30,13 +31,13 @@ DTYPES = ["float32", "float64", "int64", "uint8", "bool", "float16", "bfloat16",
 
 
 @contextmanager
-def general_way(world: Group) -> Iterator[None]:
+def general_way() -> Iterator[None]:
     """Leave all calls to Python."""
-    registration.set_world(None)
+    registration.set_world(None, {})
     try:
         yield
     finally:
-        registration.set_world(world)
+        groups._tell_native()
 
 
 def tensors(kind: str, dtype: str) -> Callable[..., Any]:
@@ -226,7 +227,7 @@ def both_ways(world: Group, kind: str, dtype: str) -> None:
         assert world.engine is not None
         made = world.engine.fast_calls() - before
         assert made > 0 or name == "messages", f"{name} did not run in native code"
-        with general_way(world):
+        with general_way():
             expected = listed(case(make, world.rank, world.size))
             assert world.engine.fast_calls() == before + made
         assert found == expected, name
@@ -244,7 +245,7 @@ def one_each(world: Group) -> None:
     for case in CALLS.values():
         expected = listed(case(make, world.rank, world.size))
         if world.rank == 0:
-            with general_way(world):
+            with general_way():
                 found = listed(case(make, world.rank, world.size))
         else:
             found = listed(case(make, world.rank, world.size))
@@ -309,7 +310,7 @@ def not_ordinary(world: Group) -> list[str]:
 def errors_both_ways(world: Group) -> None:
     """Both ways refuse the same, in the same words."""
     first = [NUMBERS.sub("", text) for text in not_ordinary(world)]
-    with general_way(world):
+    with general_way():
         assert [NUMBERS.sub("", text) for text in not_ordinary(world)] == first
 
 
@@ -323,7 +324,7 @@ def mismatch(world: Group) -> tuple[str, str]:
     for general in (False, True):
         try:
             if general:
-                with general_way(world):
+                with general_way():
                     dist.all_reduce(np.ones(2 + world.rank))
             else:
                 dist.all_reduce(np.ones(2 + world.rank))
@@ -368,7 +369,7 @@ def lets_go_of_cycles(world: Group) -> None:
     import torch
 
     alive = []
-    for way in (nullcontext, lambda: general_way(world)):
+    for way in (nullcontext, lambda: general_way()):
         for _ in range(2):
             x = torch.ones(1000)
             with way():
@@ -385,6 +386,33 @@ def test_a_tensor_may_have_its_handle(all_worlds: worlds.Worlds) -> None:
     all_worlds.run("shm", 2, lets_go_of_cycles)
 
 
+def names_of_separate_worlds(world: Group) -> None:
+    """A name means a group of the process's world, whatever other worlds call theirs."""
+    assert world.engine is not None
+    groups.add_world_names("everybody")
+    part = world.split([0, 1], "part")
+    engine = world.engine.split([1, 0], "other")
+    other = groups.separate_world(engine, "world", [1, 0])
+    groups.separate_world(engine, "part", [1, 0])
+    for name, group in (("world", world), ("everybody", world), ("part", part)):
+        before = [each.calls for each in (world, part, other)]
+        for way in (nullcontext, lambda: general_way()):
+            with way():
+                x = np.full(1, world.rank)
+                dist.all_gather_into_tensor(whole := np.zeros(2, int), x, group=name)
+                assert whole.tolist() == [0, 1]
+        made = [each.calls - old for each, old in zip((world, part, other), before, strict=True)]
+        assert made == [2 * (group is each) for each in (world, part, other)]
+    groups.separate_world(engine, "other", [1, 0])
+    for way in (nullcontext, lambda: general_way()):
+        with way(), pytest.raises(ArgumentError, match="there is no group 'other'"):
+            dist.all_reduce(np.ones(1), group="other")
+
+
+def test_names_of_groups_in_separate_worlds(all_worlds: worlds.Worlds) -> None:
+    all_worlds.run("shm", 2, names_of_separate_worlds)
+
+
 def no_new_tensor(world: Group) -> None:
     """Where torch makes no real tensor for a result, both ways say the same."""
     import torch
@@ -392,7 +420,7 @@ def no_new_tensor(world: Group) -> None:
 
     comm_func.all_reduce(torch.ones(3))  # native code knows torch
     seen = []
-    for way in (nullcontext, lambda: general_way(world)):
+    for way in (nullcontext, lambda: general_way()):
         x = torch.ones(3)
         with way(), FakeTensorMode(), pytest.raises(Unsupported) as caught:
             comm_func.all_reduce(x)

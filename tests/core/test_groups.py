@@ -33,6 +33,51 @@ def test_a_face_adds_its_names_of_the_world() -> None:
     assert done.returncode == 0, done.stderr
 
 
+BESIDE_THREADS = """
+import threading
+import numpy as np
+import unisono
+from unisono.core import groups
+from unisono.torch import distributed as dist
+
+begun, go_on = threading.Barrier(3), threading.Event()
+
+def rank():
+    begun.wait(30)
+    assert go_on.wait(30)
+    x = np.ones(2)
+    dist.all_reduce(x)
+    return dist.get_rank(), dist.get_world_size(), x.tolist()
+
+def spawn():
+    answers.extend(unisono.spawn(rank, 2))
+
+answers = []
+thread = threading.Thread(target=spawn)
+thread.start()
+begun.wait(30)
+world = groups.init("shm")
+go_on.set()
+thread.join(30)
+assert answers == [(0, 2, [2.0, 2.0]), (1, 2, [2.0, 2.0])], answers
+assert world.calls == 0
+dist.all_reduce(np.ones(2))
+assert world.engine.fast_calls() == 1, "native code does not know that the threads have ended"
+"""
+
+
+def test_a_world_of_the_process_beside_worlds_of_threads() -> None:
+    """Threads that have a world of their own keep it when the process gets one."""
+    done = subprocess.run(
+        [sys.executable, "-c", BESIDE_THREADS],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def local_ranks() -> list[list[int]]:
     world = groups.world()
     assert world.engine is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -201,9 +202,8 @@ class Group:
             old.engine = None
         made = Group(WORLD_NAME, range(engine.size), engine, engine.rank, state)
         state.world = made
-        if state is _process:
-            registration.set_world(made)
         state.named = {made.name: made}
+        _tell_native()
         state.splits.clear()
         return made
 
@@ -235,7 +235,7 @@ class Group:
         return f"Group({self.name!r}, ranks={list(self.ranks)}, rank={self.rank})"
 
 
-@dataclass
+@dataclass(eq=False)
 class _State:
     """One world: its groups by name, and how often each set of ranks was asked for."""
 
@@ -250,6 +250,7 @@ class _State:
 
 _process: _State | None = None
 _thread = threading.local()
+_of_threads: weakref.WeakSet[_State] = weakref.WeakSet()  # worlds that single threads have
 _launch: Launch | None = None  # what the world of this process was made of
 _forked = False
 _FORKED = (
@@ -293,12 +294,20 @@ def install(engine: Engine, *, in_thread: bool = False, claimed: bool = True) ->
     state.claimed = claimed
     if in_thread:
         _thread.state = state
+        _of_threads.add(state)
     else:
         _process = state
         _forked = False
-    # Native code knows one world, that of all threads.
-    registration.set_world(None if in_thread else world)
+    _tell_native()
     return world
+
+
+def _tell_native() -> None:
+    """Say which world a call of any thread is for: none while a thread has one of its own."""
+    if _process is None or _of_threads:
+        registration.set_world(None, {})
+    else:
+        registration.set_world(_process.world, _process.named)
 
 
 def separate_world(
@@ -390,9 +399,10 @@ def close(*, exiting: bool = False) -> None:
         whole.engine.exit()
     if getattr(_thread, "state", None) is state:
         _thread.state = None
+        _of_threads.discard(state)
     else:
         _process = None
-        registration.set_world(None)
+    _tell_native()
     whole.close()
 
 
@@ -407,7 +417,7 @@ def _forget_in_child() -> None:
     if _process is not None:
         _process = None
         _forked = True
-        registration.set_world(None)
+        _tell_native()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

@@ -134,6 +134,15 @@ def test_meta_tensor_has_no_memory():
         view(torch.zeros(3, device="meta"))
 
 
+@pytest.mark.parametrize("first", [0, 10])
+def test_tensor_whose_storage_was_freed(first):
+    """A view of it has an address that is not 0: its offset."""
+    tensor = torch.arange(30.0)[first:]
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(Unsupported, match="storage was freed"):
+        view(tensor)
+
+
 def test_sparse_tensor_has_no_flat_memory():
     with pytest.raises(ArgumentTypeError, match=r"sparse_coo.*to_dense"):
         view(torch.eye(3).to_sparse())

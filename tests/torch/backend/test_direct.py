@@ -142,6 +142,8 @@ class Labelled(torch.Tensor):
 def leave_alone(rank, folder):
     """Native code does nothing, and says so."""
     group, plain = dist.group.WORLD, torch.zeros(2, 3)
+    freed = torch.zeros(9)[3:]  # at an address that is not 0, and is none
+    freed.untyped_storage().resize_(0)
     before = group._core.calls
 
     def is_left(name, *arguments):
@@ -158,8 +160,10 @@ def leave_alone(rank, folder):
         torch.zeros(0),
         torch.zeros(3).as_subclass(Labelled),
         torch._efficientzerotensor(3),
+        freed,
+        torch.empty(3, dtype=torch.uint4),
     ):
-        assert is_left("all_reduce", [tensor], None), tensor
+        assert is_left("all_reduce", [tensor], None), (tensor.dtype, tensor.shape)
     options = dist.AllreduceOptions()
     options.reduceOp = dist._make_nccl_premul_sum(2.0)
     assert is_left("all_reduce", [torch.zeros(3)], options)
@@ -271,6 +275,32 @@ def wait_in_any_order(rank, folder):
 
 def test_who_waits_runs_the_queue(run):
     run(wait_in_any_order)
+
+
+def look_at_each_attribute(rank, folder):
+    """As debuggers do, which show all of them."""
+    x = torch.ones(1)
+    if rank == 0:
+        message = dist.isend(x, 1)
+    elif rank == 1:
+        message = dist.irecv(x, 0)
+    works = [dist.all_reduce(torch.ones(1), async_op=True)]
+    if rank < 2:
+        works.append(message)
+    seen = [
+        {name: getattr(work._call, name) for name in dir(work._call) if name[0] != "_"}
+        for work in works
+    ]
+    assert [(each["verb"], each["peer"]) for each in seen] == [
+        ("all_reduce", -1),
+        *[("send", 1), ("recv", 0)][rank : min(rank + 1, 2)],
+    ]
+    for work in works:
+        work.wait()
+
+
+def test_every_attribute_of_a_call_can_be_read(run):
+    run(look_at_each_attribute)
 
 
 def ask_before_a_message(rank, folder):

@@ -14,7 +14,9 @@ from unisono.core.buffers.kinds import unknown_dtype
 from unisono.core.dtypes import DType
 from unisono.errors import ArgumentTypeError, Unsupported
 
-__all__ = ["address_of", "expect_message", "view_torch"]
+__all__ = ["expect_message", "view_torch"]
+
+_LONGEST_STORAGE = 1 << 40  # bytes; memory has higher addresses
 
 
 def view_torch(tensor: Any) -> Buffer:
@@ -28,8 +30,9 @@ def view_torch(tensor: Any) -> Buffer:
     if tensor.layout is not torch.strided:
         raise ArgumentTypeError(f"a {tensor.layout} tensor has no flat memory; use to_dense()")
     check_no_tangent(tensor)
+    address = _address_of(tensor)
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        buffer = Buffer(address_of(tensor), tensor.numel(), dtype, tensor)
+        buffer = Buffer(address, tensor.numel(), dtype, tensor)
         if not tensor.is_cpu:
             note_device(buffer, tensor.device.type)
         if tensor.requires_grad and torch.is_grad_enabled():
@@ -41,21 +44,27 @@ def view_torch(tensor: Any) -> Buffer:
     unpack = _Unpack(plain, packed)
     if tensor.requires_grad and torch.is_grad_enabled():
         unpack.warning = _BackwardWarning(tensor)
-    buffer = Buffer(address_of(packed), packed.numel(), dtype, packed, not overlapping, unpack)
+    buffer = Buffer(_address_of(packed), packed.numel(), dtype, packed, not overlapping, unpack)
     if not tensor.is_cpu:
         note_device(buffer, tensor.device.type)
     return buffer
 
 
-def address_of(tensor: Any) -> int:
+def _address_of(tensor: Any) -> int:
     """Where the elements of a tensor are, if it has memory."""
     try:
         address = int(tensor.data_ptr())
     except RuntimeError as error:
         raise Unsupported(IN_TRANSFORM) from error
-    if not address and tensor.numel():
+    # A storage that was freed is at address 0, and its tensors are at their offsets.
+    if (
+        tensor.numel()
+        and address < _LONGEST_STORAGE
+        and address == tensor.storage_offset() * tensor.itemsize
+    ):
         raise Unsupported(
-            "a torch tensor without memory, as tracers, fake tensors and gradients of zeros are; "
+            "a torch tensor without memory: it stands for others, as tracers, fake tensors and "
+            "gradients of zeros do, or its storage was freed, as FSDP frees those of parameters; "
             "make a real one first"
         )
     return address

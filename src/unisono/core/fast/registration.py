@@ -46,10 +46,13 @@ def set_backward(backward: bool) -> None:
         _native.set_backward(backward)
 
 
-def set_world(world: Group | None) -> None:
-    """Say which group None means; None if there is none that all threads have."""
+def set_world(world: Group | None, named: dict[str, Group]) -> None:
+    """Say which group None means, or None if there is none that all threads have.
+
+    `named` has the groups of that world by name, now and later.
+    """
     if _native is not None:
-        _native.set_world(world)
+        _native.set_world(world, named)
 
 
 def name_world(name: str) -> None:
@@ -61,7 +64,7 @@ def name_world(name: str) -> None:
 def serve(group: Group, communicator: Any) -> None:
     """Let native code make the calls of a group on engine `shm`."""
     if os.environ.get("UNISONO_FAST_CALLS") != "0":
-        _native.add_group(group, communicator, int(group.rank), list(group.ranks), [group.name])
+        _native.add_group(group, communicator, int(group.rank), list(group.ranks))
 
 
 def stop_serving(communicator: Any) -> None:
