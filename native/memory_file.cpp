@@ -105,7 +105,7 @@ void populate_pages(int fd, std::size_t offset, std::size_t bytes, int refusal) 
 void throw_no_memory(std::size_t bytes, const char* reason) {
     const double needed = static_cast<double>(bytes) / (1 << 20);
     throw Failure(FailureKind::memory,
-                  format("%.*f MiB of shared memory are needed, but %s (%.1f MiB are available); "
+                  format("%.*f MiB of shared memory are needed: %s (%.1f MiB are available); "
                          "free memory, raise the memory limit of the container or of the user "
                          "(ulimit -f, cgroup memory.max), or start fewer ranks",
                          needed < 1 ? 3 : 1, needed, reason,

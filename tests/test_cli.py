@@ -60,10 +60,14 @@ def test_the_installed_command() -> None:
         (["run", "-n", "2", "-m"], "unisono: nothing to run"),
         (["run", "-n", "0", "script.py"], "unisono: the number of ranks is 0"),
         (["run", "-n", "2", "missing.py"], "unisono: there is no script 'missing.py'"),
-        (["run", "-n", "2", "--eng", "shm", "missing.py"], "unrecognized arguments: --eng"),
+        (
+            ["run", "-n", "2", "--eng", "shm", "missing.py"],
+            "unisono run: unrecognized arguments: --eng; see unisono run --help",
+        ),
         (["run", "-n", "2", "--engine", "none", __file__], "unisono: no engine 'none'; there are"),
         (["run", "-n", "2", "--timeout", "-1", __file__], "unisono: timeout is -1.0"),
-        (["doctor", "--nonsense"], "unrecognized arguments: --nonsense"),
+        (["run", "-n", "1", __file__, ":", "-n", "1", "--eng"], "unisono run: unrecognized"),
+        (["doctor", "--nonsense"], "unisono doctor: unrecognized arguments: --nonsense"),
     ],
 )
 def test_wrong_usage(arguments: list[str], text: str) -> None:
@@ -84,3 +88,35 @@ def test_a_reader_that_closes_the_pipe_is_no_error() -> None:
     err = pipe.stderr.read()
     pipe.stderr.close()
     assert (pipe.wait(30), err) == (141, "")
+
+
+@pytest.mark.parametrize("arguments", ["diff groups", "run -n 2 -m this"])
+def test_without_standard_output(arguments: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -m unisono {arguments} >&-', sys.executable],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_without_standard_error() -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -m unisono run -n 2 -m this 2>&-', sys.executable],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert done.stdout.count("The Zen of Python") == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*UNISONO, "diff", "groups"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    expected = "unisono: cannot write the output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, expected)

@@ -176,7 +176,7 @@ def in_own_dev_shm(mount: str, body: str) -> str:
 def test_a_small_dev_shm_is_a_lack_of_memory() -> None:
     error = json.loads(in_own_dev_shm("-t tmpfs -o size=32m tmpfs", TOO_MUCH))
     assert error["kind"] == "OutOfSharedMemory", error
-    assert "100.0 MiB of shared memory are needed, but No space left" in error["text"], error
+    assert "100.0 MiB of shared memory are needed: No space left" in error["text"], error
 
 
 @pytest.mark.skipif(hosts.why_not() is not None, reason="needs a /dev/shm of its own")

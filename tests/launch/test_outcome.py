@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -104,3 +105,14 @@ def test_errors_that_refer_to_each_other_come_to_an_end() -> None:
 def test_data_of_another_kind_is_refused(data: dict[str, str]) -> None:
     with pytest.raises((KeyError, ValueError)):
         ErrorSummary.from_data(data)
+
+
+def test_the_site_is_not_the_source_of_a_library_in_cython() -> None:
+    inner = compile("def fail(): raise ValueError", "library/_module.pyx", "exec")
+    library: dict[str, Any] = {}
+    exec(inner, library)
+    try:
+        library["fail"]()
+    except ValueError as error:
+        site = ErrorSummary.of(error).site
+    assert "test_outcome.py:" in site

@@ -200,6 +200,12 @@ def test_too_many_ranks_for_the_limit_are_refused(
     )
 
 
+def test_a_number_of_ranks_with_too_many_digits(script: Callable[[str], str]) -> None:
+    done = run("-n", "1" + 12 * "0", script("print('started')"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "unisono: 1000000000000 ranks need" in done.stderr
+
+
 def test_only_the_first_rank_reads_stdin(script: Callable[[str], str]) -> None:
     done = run("-n", "2", script("print(repr(sys.stdin.read()))"), input="text")
     assert sorted(done.stdout.splitlines()) == ["[0] 'text'", "[1] ''"]
@@ -224,3 +230,11 @@ def test_log_directory_that_cannot_be_made(script: Callable[[str], str], tmp_pat
     assert done.returncode == 2
     assert f"--log-dir '{tmp_path}/file/logs' cannot be made" in done.stderr
     assert done.stdout == ""
+
+
+def test_log_directory_that_cannot_be_written(script: Callable[[str], str], tmp_path: Path) -> None:
+    (tmp_path / "rank-1.err").mkdir()
+    done = run("-n", "2", "--log-dir", str(tmp_path), script("time.sleep(60)"))
+    assert done.returncode == 2
+    expected = f"unisono: --log-dir: cannot write '{tmp_path}/rank-1.err': Is a directory; "
+    assert done.stderr.startswith(expected)

@@ -44,6 +44,10 @@ def test_second_interrupt_kills(script: Callable[[str], str], start: Start) -> N
     job.send_signal(signal.SIGINT)
     assert job.stdout is not None
     assert {job.stdout.readline() for _ in range(2)} == {"[0] no\n", "[1] no\n"}
+    assert job.stderr is not None
+    assert job.stderr.readline() == (
+        "unisono: still running after Ctrl-C: ranks 0, 1; Ctrl-C again kills what still runs\n"
+    )
     job.send_signal(signal.SIGINT)
     job.communicate(timeout=DEADLINE)
     assert job.returncode == 130

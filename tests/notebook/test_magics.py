@@ -133,6 +133,7 @@ def test_a_notebook(notebook: Notebook, kind: str) -> None:
     # Wrong options say what is right, and leave the ranks alone.
     assert "write %%ranks [N] [--engine E]" in notebook.run("%ranks --bad").err
     assert "no engine 'nix'" in notebook.run("%%ranks 3 --engine nix\n1").err
+    assert "the number of ranks is 'four'; give 1 or more" in notebook.run("%%ranks four\n1").err
     assert notebook.run("%%ranks\nmine").result == "[0, 1, 2]"
 
     # Another number means other ranks, and it is said.

@@ -202,6 +202,8 @@ def test_sarif_has_what_the_standard_requires(tmp_path: Path) -> None:
         (["check", "nowhere"], "there is no file or folder nowhere"),
         (["check", "--to", "jax", "."], "no target 'jax'"),
         (["check", "--to", "mindspore", "--mindspore-version", "1.0", "."], "it has 2.3, 2.4"),
+        (["check", "--mindspore-version", "1.0", "."], "it has 2.3, 2.4"),
+        (["check", "--to", "unisono", "."], "see `unisono port --to unisono`"),
     ],
 )
 def test_wrong_usage(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,10 +213,19 @@ def test_wrong_usage(arguments: list[str], text: str, capsys: pytest.CaptureFixt
 
 def test_an_old_mindspore(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "send.py").write_text("import torch.distributed as d\nd.send(x, dst=1)\n")
-    old = answer(capsys, "--to", "mindspore", "--mindspore-version", "2.3", str(tmp_path))
-    assert old["uses"][0]["reason"] == (
-        "mindspore.communication.comm_func.send exists since MindSpore 2.4, not in 2.3"
-    )
+    for target in (["--to", "mindspore"], []):
+        old = answer(capsys, *target, "--mindspore-version", "2.3", str(tmp_path))
+        assert old["uses"][0]["reason"] == (
+            "mindspore.communication.comm_func.send exists since MindSpore 2.4, not in 2.3"
+        )
+
+
+def test_a_pipe_in_a_folder_is_no_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    assert main(["check", str(tmp_path)]) == 0
+    assert "0 uses in 0 files" in capsys.readouterr().out
 
 
 def _read(terminal: int) -> bytes:

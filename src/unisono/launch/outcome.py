@@ -110,7 +110,9 @@ def _site(error: BaseException) -> str:
     step = error.__traceback__
     while step is not None:
         name = step.tb_frame.f_code.co_filename
-        if not name.startswith((_PACKAGE, "<", *libraries)):
+        # A library in Cython names its source by a path that is not there.
+        is_built = name.endswith(".pyx") and not Path(name).exists()
+        if not is_built and not name.startswith((_PACKAGE, "<", *libraries)):
             found = f"{name.removeprefix(_here())}:{step.tb_lineno}"
         step = step.tb_next
     return found

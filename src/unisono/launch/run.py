@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,8 +23,10 @@ from unisono.launch.job_spec import (
     configure,
     read_programs,
 )
+from unisono.launch.outcome import name_ranks
 from unisono.launch.output.labelled import LabelledOutput
 from unisono.launch.patch import check_patch, patch_variables
+from unisono.launch.process import ensure_open_files
 from unisono.launch.supervisor import EndPolicy, Supervisor
 from unisono.launch.verdict import Verdict, judge
 
@@ -71,6 +74,7 @@ def run(
     thread, because it takes over the signals of this process until the job has ended.
     """
     check_programs(programs)
+    ensure_open_files(sum(spec.n for spec in programs))  # before a list of so many is made
     commands = list(command_lines(programs))
     policy = _policy(on_failure, grace)
     _check_tty(tty, len(commands))
@@ -91,7 +95,7 @@ def run(
                 if process.stdout is not None and process.stderr is not None:
                     output.add(rank, process.stdout, process.stderr)
             output.start()
-            control = _SignalControl(supervisor, signals)
+            control = _SignalControl(supervisor, signals, output.say)
             supervisor.watch(control.wait)
     verdict = judge(list(supervisor.failures.values()), supervisor.left_behind, len(commands))
     output.finish(verdict.rank)
@@ -177,14 +181,26 @@ def _blocked_signals() -> Iterator[set[signal.Signals]]:
 class _SignalControl:
     """Passes signals that we get on to the ranks."""
 
-    def __init__(self, supervisor: Supervisor, signals: Iterable[signal.Signals]) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        signals: Iterable[signal.Signals],
+        say: Callable[[str], None],
+    ) -> None:
         self.ended_by: signal.Signals | None = None  # if a signal came before any failure
         self._supervisor = supervisor
         self._signals = signals
+        self._say = say
+        self._remind_at = float("inf")  # the time to say that ranks go on after Ctrl-C
 
     def wait(self, seconds: float) -> None:
         """Wait for a signal and act on it; SIGCHLD wakes us when a rank has ended."""
-        info = signal.sigtimedwait(self._signals, seconds)
+        if time.monotonic() >= self._remind_at:
+            self._remind_at = float("inf")
+            left = name_ranks(self._supervisor.running)
+            self._say(f"still running after Ctrl-C: {left}; Ctrl-C again kills what still runs")
+        until = self._remind_at - time.monotonic()
+        info = signal.sigtimedwait(self._signals, max(0.0, min(seconds, until)))
         if info is not None and info.si_signo != signal.SIGCHLD:
             self._pass_on(signal.Signals(info.si_signo), from_kernel=info.si_code > 0)
 
@@ -200,6 +216,7 @@ class _SignalControl:
         else:
             # The ranks may be saving their work, so the first to end gives the others more time.
             supervisor.policy = EndPolicy(_KILL_AFTER, kill_after=_KILL_AFTER)
+            self._remind_at = time.monotonic() + _KILL_AFTER
             # A terminal has sent its Ctrl-C to the ranks as well; a second one would disturb
             # them while they clean up.
             if not from_kernel:

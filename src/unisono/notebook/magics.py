@@ -9,7 +9,6 @@ ranks = %ranks              the ranks as an object, to call functions on
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 import traceback
 from types import TracebackType
@@ -122,8 +121,7 @@ class _Magic:
             raise _usage("there are no ranks yet; say how many: %%ranks 4")
         n = before.size if before is not None else 0
         if options.n is not None:
-            with contextlib.suppress(ValueError):
-                n = int(options.n)
+            n = int(options.n) if options.n.isdecimal() else 0
             if n < 1:
                 raise _usage(f"the number of ranks is {options.n!r}; give 1 or more, or stop")
         engine = options.engine or (before.engine if before is not None else "threads")

@@ -28,9 +28,9 @@ _GROUP = "torch.distributed.ProcessGroup"
 
 def other_dialect(reference: Reference, target: Target | None) -> Target | None:
     """Return where a use goes: to the target, or to the other dialect; None if it is there."""
-    if target is None:
+    if target is None or not target.dialect:
         name = "mindspore" if reference.dialect == "torch" else "torch"
-        return Target.parse(name)
+        return Target.parse(name, target.version if target is not None else None)
     return None if target.dialect == reference.dialect else target
 
 

@@ -6,6 +6,7 @@ import ast
 import codecs
 import dataclasses
 import functools
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -338,10 +339,13 @@ def python_files(paths: Iterable[Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
+            if not os.access(path, os.R_OK | os.X_OK):
+                raise ArgumentError(f"the folder {path} cannot be read")
             for inner in sorted(path.rglob("*.py")):
                 folders = inner.relative_to(path).parts[:-1]
                 hidden = any(part in _IGNORED_FOLDERS or part[0] == "." for part in folders)
-                if not hidden and not inner.is_dir():
+                # Not a pipe either: nobody may ever write into it.
+                if not hidden and (inner.is_file() or not inner.exists()):
                     found[inner] = None
         elif path.exists():
             found[path] = None

@@ -26,7 +26,7 @@ _PREFERRED = {"torch.distributed.new_group": "new_group (mint)"}
 class Target:
     """Where code goes: a dialect, and for MindSpore the module with the collectives."""
 
-    dialect: str  # "torch", "mindspore" or "unisono"
+    dialect: str  # "torch", "mindspore" or "unisono"; "": for each use the other dialect
     family: str = ""
     version: str = ""
 
@@ -34,12 +34,7 @@ class Target:
     def parse(cls, text: str, version: str | None = None) -> Target:
         """Read `torch`, `unisono`, `mindspore`, or `mindspore:` with one of its modules."""
         dialect, _, family = text.partition(":")
-        version = version or mapping.vocabulary()["checked"]["mindspore"]
-        if version not in mapping.vocabulary()["versions"]["mindspore"]:
-            known = ", ".join(mapping.vocabulary()["versions"]["mindspore"])
-            raise ArgumentError(
-                f"MindSpore {version!r} is not in the mapping table; it has {known}"
-            )
+        version = _known_version(version)
         if text in ("torch", "unisono"):
             return cls(dialect, version=version)
         if dialect == "mindspore" and family in ("", *_FAMILIES):
@@ -47,10 +42,24 @@ class Target:
         known = ", ".join(f"mindspore:{name}" for name in _FAMILIES)
         raise ArgumentError(f"no target {text!r}; there are torch, {known} and unisono")
 
+    @classmethod
+    def other(cls, version: str | None = None) -> Target:
+        """Return the other dialect, whichever that is."""
+        return cls("", version=_known_version(version))
+
     @property
     def text(self) -> str:
         """Return what a user writes."""
         return f"{self.dialect}:{self.family}" if self.family else self.dialect
+
+
+def _known_version(version: str | None) -> str:
+    """Return this version of MindSpore, or the newest one, if the mapping table has it."""
+    version = version or mapping.vocabulary()["checked"]["mindspore"]
+    if version not in mapping.vocabulary()["versions"]["mindspore"]:
+        known = ", ".join(mapping.vocabulary()["versions"]["mindspore"])
+        raise ArgumentError(f"MindSpore {version!r} is not in the mapping table; it has {known}")
+    return version
 
 
 @dataclasses.dataclass(frozen=True)

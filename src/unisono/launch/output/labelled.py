@@ -95,7 +95,13 @@ class LabelledOutput:
             log = None
             if self._directory is not None:
                 path = self._directory / f"rank-{rank}.{kind}"
-                log = self._logs.enter_context(io.BufferedWriter(io.FileIO(path, "w")))
+                try:
+                    log = self._logs.enter_context(io.BufferedWriter(io.FileIO(path, "w")))
+                except OSError as error:
+                    raise LaunchError(
+                        f"--log-dir: cannot write {str(path)!r}: {error.strerror}; "
+                        "give another folder"
+                    ) from error
             stream = _Pipe(rank, pipe, self._writers[kind], log)
             stream.label = _label([rank], kind)
             self._streams[rank, kind] = stream

@@ -15,7 +15,7 @@ __all__ = ["configure", "main"]
 #: What can be measured: the function that does it, and its help.
 _TABLES = {
     "collectives": (collectives.main, "the latency of collectives, by size"),
-    "faces": (faces.main, "what each way to call adds to an all_reduce of 8 bytes"),
+    "faces": (faces.main, "what an all_reduce of 8 bytes takes, by each way to call"),
     "ddp": (ddp.main, "steps of DistributedDataParallel, and the share of communication"),
 }
 #: The options that only some tables have, with their defaults; other tables refuse them.

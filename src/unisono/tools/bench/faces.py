@@ -1,4 +1,7 @@
-"""`unisono bench faces`: what each way to call adds to the core, in microseconds of a small call.
+"""`unisono bench faces`: what each way to make a small call takes, and what it adds to the core.
+
+The core is called the general way, through Python. Where native code makes the whole call, a face
+takes less than that, and what it adds is negative.
 
 All ways to call run in the same ranks of the same world, in rounds of rotating order, so that they
 differ in nothing else. The time of a round is that of its slowest rank; the time of a way is its

@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from unisono.errors import ArgumentError
 from unisono.port.program import read_program
 from unisono.port.rules import Target
 from unisono.tools.check.findings import Checked, find
@@ -35,9 +36,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Print all calls; return 1 if something needs a person."""
-    target = None
-    if arguments.to is not None:
+    if arguments.to is None:
+        target = Target.other(arguments.mindspore_version)
+    else:
         target = Target.parse(arguments.to, arguments.mindspore_version)
+    if target.dialect == "unisono":
+        raise ArgumentError(
+            "check has no target 'unisono', where only imports change; "
+            "see `unisono port --to unisono`"
+        )
     program = read_program(arguments.paths, arguments.root, ProgressBar("reading"))
     findings: Checked = find(program, target, ProgressBar("checking"))
     if arguments.sarif is not None:

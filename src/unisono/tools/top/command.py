@@ -56,10 +56,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time; give seconds above 0")
-    return value
+    with contextlib.suppress(ValueError):
+        value = float(text)
+        if 0 < value < math.inf:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a time; give seconds above 0")
 
 
 def main(arguments: argparse.Namespace) -> int:
