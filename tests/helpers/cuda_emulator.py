@@ -103,6 +103,7 @@ class EmulatedDriver:
         self._entered = threading.local()
         self._capturing_thread = 0
         self._spoiled = False
+        self._has_failed = False
         # Garbage that is collected meanwhile, in the same thread, may have memory to free.
         self._lock = threading.RLock()
         self.allocations: dict[int, tuple[Allocation, int]] = {}  # with a file, by base
@@ -250,8 +251,16 @@ class EmulatedDriver:
         happened = self._events[event]
         self._at(stream).put(lambda: _until(happened.is_set))
 
+    def fail(self) -> None:
+        """Let no stream go on, as after a kernel that has written to memory that is not there."""
+        self._has_failed = True
+        for stream in self._streams.values():
+            stream.put(threading.Event().wait)
+
     def has_happened(self, event: int) -> bool:
         self._check_capture()
+        if self._has_failed:
+            raise UnisonoError("an illegal memory access was encountered")
         return self._events[event].is_set()
 
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:

@@ -250,6 +250,14 @@ def test_a_rank_whose_stream_is_late(alone):
         assert text.startswith(("CommTimeout: the GPU has not ended", "PeerLost: ranks")), text
 
 
+def test_a_rank_whose_gpu_has_failed(alone):
+    *others, last = alone(3, faults.the_gpu_fails_on_a_rank)
+    for text in last:
+        assert text.startswith("UnisonoError: an illegal memory access was encountered"), text
+    for texts in others:
+        assert all(text.startswith("PeerLost: ranks [") for text in texts), texts
+
+
 @pytest.mark.parametrize(
     "error",
     [RuntimeError("too old"), pytest.param(KeyboardInterrupt(), marks=pytest.mark.thorough)],

@@ -55,6 +55,22 @@ def a_rank_is_late(group: Group) -> list[str]:
     return [outcome(summed, group, array)]
 
 
+def the_gpu_fails_on_a_rank(group: Group) -> list[str]:
+    """A kernel of the program has spoiled all that this rank does on the GPU; nobody waits long."""
+    array = asarray(np.ones(LARGE, np.float32))
+    summed(group, array)
+    array.get()
+    dispatch.barrier(group)
+    is_last = group.rank == group.size - 1
+    if is_last:
+        gpu().fail()
+    began = time.monotonic()
+    work = summed(group, array, blocking=False, timeout=600.0)
+    while work.exception() is None and time.monotonic() - began < 30:
+        time.sleep(0.01)
+    return [f"{type(work.exception()).__name__}: {work.exception()}", outcome(summed, group, array)]
+
+
 def the_leader_fails(group: Group, error: BaseException) -> list[str]:
     """The first rank has an error that is not ours, after all have agreed on a call."""
     array = asarray(np.ones(LARGE, np.float32))

@@ -227,10 +227,12 @@ class Connection:
             until = time.monotonic() + DRAIN_SECONDS  # the watchdog releases it meanwhile
             while self._is_underway() and time.monotonic() < until:
                 time.sleep(1e-4)
-        self.signals.close()
-        for process in self._processes:
-            self.device.imports.leave(process)
-        self._host.close()
+        try:
+            self.signals.close()
+            for process in self._processes:
+                self.device.imports.leave(process)
+        finally:  # the other ranks have to know, whatever the GPU says
+            self._host.close()
 
     def _is_underway(self) -> bool:
         return not self.signals.has_passed(self._steps)
@@ -255,7 +257,7 @@ class Connection:
         ranks = self.signals.given_up()
         if ranks:
             return PeerLost(f"ranks {ranks} have given the group up", ranks)
-        return None
+        return self.device.failure()
 
     def _has_failed(self, error: BaseException) -> None:
         """Give the group up, unless ranks only disagree; the caller may then use its memory."""

@@ -102,6 +102,20 @@ class Device:
         self._lock = threading.Lock()
         self._waiting: dict[object, Waiting] = {}  # the last of each group
         self._receives = 0  # under way, and not in a stream yet
+        self._probe = 0  # an event that has happened
+
+    def failure(self) -> UnisonoError | None:
+        """What every call of the driver fails with after a kernel has spoiled the context.
+
+        No stream goes on then, and no word of the host's memory says so.
+        """
+        try:
+            with self.entered():
+                self._probe = self._probe or self.driver.create_event()
+                self.driver.has_happened(self._probe)
+        except UnisonoError as error:
+            return error
+        return None
 
     def entered(self) -> _Entered:
         """Let this be the GPU of a thread of the caller meanwhile."""
