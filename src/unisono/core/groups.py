@@ -397,7 +397,7 @@ def close(*, exiting: bool = False) -> None:
     whole = state.world
     if exiting and whole.engine is not None:
         whole.engine.exit()
-    if getattr(_thread, "state", None) is state:
+    if state in _of_threads:
         _thread.state = None
         _of_threads.discard(state)
     else:
