@@ -1,6 +1,6 @@
 // native/bind.cpp: the Python module. Converts arguments, releases the GIL, calls one function, and
-// raises a Failure as a class of unisono.errors. Only this file, fast_*.cpp, tensor.cpp,
-// numpy_allocator.cpp and the headers that these share use Python.
+// raises a Failure as a class of unisono.errors. Only this file, fast_*.cpp, native_method.cpp,
+// tensor.cpp, torch_options.cpp, numpy_allocator.cpp and the headers that these share use Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>

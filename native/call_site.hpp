@@ -1,4 +1,4 @@
-// native/call_site.hpp: part of bind.cpp: finds the source line of the user that makes a call.
+// native/call_site.hpp: finds the source line of the user that makes a call.
 //
 // That is the first Python frame outside unisono and torch (torch's own layers are between the user
 // and a registered backend); if there is none, the first frame outside unisono. Who owns a code
@@ -166,6 +166,8 @@ private:
         Owner owner = Owner::user;
         if (!unisono_directory_.empty() && file.starts_with(unisono_directory_)) {
             owner = Owner::unisono;
+        } else if (file == "__init__") {
+            owner = Owner::unisono;  // Python 3.12 and 3.13 call constructors from such a frame
         } else if (PyObject* torch = PyImport_GetModule(nanobind::str("torch").ptr())) {
             const std::string theirs = directory_of(torch);
             Py_DECREF(torch);

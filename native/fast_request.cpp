@@ -51,7 +51,7 @@ bool Request::read(PyObject* process_group, PyObject* options) {
     return timeout.is_valid() && is_unset(timeout.ptr());
 }
 
-// The hash of torch's operators is their number, which direct.py has checked.
+// The hash of torch's operators is their number, which torch/backend/direct has checked.
 ReduceOp Request::op(const ElementType& type) const {
     Py_hash_t number = 0;  // the sum
     if (values_) {

@@ -91,6 +91,7 @@ private:
     /// closed. One that is in the middle of a long copy may take too long; it will find out.
     static void end() {
         using Clock = std::chrono::steady_clock;
+        if (PyInterpreterState_Get() != PyInterpreterState_Main()) return;  // the process goes on
         ender_ = pthread_self();
         ended_.store(true, std::memory_order_seq_cst);  // pairs with visit() and is_closed()
         const auto now = Clock::now();

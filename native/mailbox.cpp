@@ -192,8 +192,8 @@ bool Mailbox::pull(int source) {
                            StoreMode::plain);
             incoming.transfer->moved += here;
         } else if (incoming.unexpected != nullptr) {
-            incoming.unexpected->data.insert(incoming.unexpected->data.end(), payload,
-                                             payload + here);
+            incoming.lengthen(
+                [&](auto& data) { data.insert(data.end(), payload, payload + here); });
         }
         if (!incoming.offered) incoming.left -= here;
         channel.read.store(read + 1, std::memory_order_release);  // pairs with push()
@@ -236,7 +236,8 @@ bool Mailbox::read_offer(int source, const std::byte* payload) {
             target = incoming.transfer->data + done;
         } else {
             done = incoming.unexpected->data.size();
-            incoming.unexpected->data.resize(done + here);
+            incoming.lengthen([&](auto& data) { data.resize(done + here); });
+            if (incoming.unexpected == nullptr) continue;
             target = incoming.unexpected->data.data() + done;
         }
         incoming.left -= here;

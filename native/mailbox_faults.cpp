@@ -1,5 +1,6 @@
 // native/mailbox_faults.cpp: what can go wrong with a message, and what is said about it.
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 #include "mailbox.hpp"
@@ -35,8 +36,17 @@ std::unique_ptr<Failure> Mailbox::misfit(Transfer& transfer, int source, std::ui
         std::vector<int>{transfer.source});
 }
 
-/// The memory of the sender of a message, a rank of its group, could not be read.
+/// The memory of the sender of a message, a rank of its group, could not be read, or (ENOMEM) there
+/// was none here.
 std::unique_ptr<Failure> Mailbox::unreadable(int source, int error) {
+    if (error == ENOMEM)
+        return std::make_unique<Failure>(
+            FailureKind::memory,
+            format("rank %d sent this message before it was received, and this rank had no memory "
+                   "to keep it; start the receive before the other rank sends, or receive in the "
+                   "order in which it sends",
+                   source),
+            std::vector<int>{source});
     return std::make_unique<Failure>(
         FailureKind::system,
         format("the memory of rank %d could not be read: %s; it has been freed before the message "

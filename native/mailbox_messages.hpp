@@ -2,6 +2,8 @@
 #pragma once
 
 #include <atomic>
+#include <cerrno>
+#include <exception>
 
 #include "mailbox.hpp"
 
@@ -31,7 +33,7 @@ struct Mailbox::UnexpectedMessage {
     int source;
     CellHeader header;
     std::vector<std::byte> data = {};
-    int error = 0;  ///< why the memory of the sender could not be read
+    int error = 0;  ///< why the memory of the sender could not be read; ENOMEM: no room for it here
 };
 
 /// The message at the head of a ring: where its bytes go.
@@ -42,6 +44,19 @@ struct Mailbox::IncomingMessage {
     std::uint32_t version = 0;                      ///< of the offer that is being read
     std::shared_ptr<Transfer> transfer;             ///< to a receive,
     std::shared_ptr<UnexpectedMessage> unexpected;  ///< or into memory of ours; neither: discarded
+
+    /// Lets `grow` make the memory of an unexpected message longer. If there is none, the message
+    /// is discarded, and its receive will be told: an exception would end the background thread.
+    template <class Grow>
+    void lengthen(Grow grow) noexcept {
+        try {
+            grow(unexpected->data);
+        } catch (const std::exception&) {
+            unexpected->data = {};
+            unexpected->error = ENOMEM;
+            unexpected = nullptr;
+        }
+    }
 };
 
 }  // namespace unisono

@@ -34,7 +34,7 @@ struct SpinPolicy {
 /// When to stop waiting: the deadline, and Ctrl-C.
 struct Limits {
     double seconds = 1800;
-    bool (*interrupted)() = nullptr;  ///< called after every slice of sleep; true: stop waiting
+    bool (*interrupted)() = nullptr;  ///< called before every slice of sleep; true: stop waiting
 };
 
 /// The time in `seconds` from now; at most thirty years, which is never.
@@ -90,6 +90,7 @@ public:
     explicit Sleeper(WaitWord& word) noexcept : word_(word) {
         word_.sleepers.fetch_add(1, std::memory_order_seq_cst);  // pairs with post() and ring()
     }
+    // Relaxed: who still sees this sleeper makes one system call too many.
     ~Sleeper() { word_.sleepers.fetch_sub(1, std::memory_order_relaxed); }
     Sleeper(const Sleeper&) = delete;
     Sleeper& operator=(const Sleeper&) = delete;

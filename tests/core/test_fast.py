@@ -413,6 +413,28 @@ def test_names_of_groups_in_separate_worlds(all_worlds: worlds.Worlds) -> None:
     all_worlds.run("shm", 2, names_of_separate_worlds)
 
 
+class Inner:
+    """Stands for a class of unisono or torch that makes a call while it is made."""
+
+    made = compile("def __init__(self): dist.barrier()", dist.__file__, "exec")
+    exec(made, {"dist": dist}, locals())  # the function is one of the file of the face
+
+
+def calls_in_constructors(world: Group) -> list[str | None]:
+    assert world.engine is not None
+    for _ in range(30):  # the interpreter has a short way for calls that come often
+        Inner()
+    records = world.engine.records()[world.rank].calls[-30:]
+    return [record.call_site for record in records]
+
+
+def test_the_line_of_a_call_in_a_constructor(all_worlds: worlds.Worlds) -> None:
+    """It is that of the user, with no frame of Python's own between."""
+    for sites in all_worlds.run("shm", 2, calls_in_constructors):
+        assert len(set(sites)) == 1, set(sites)
+        assert re.search(r"test_fast\.py:\d+$", sites[0] or "")
+
+
 def no_new_tensor(world: Group) -> None:
     """Where torch makes no real tensor for a result, both ways say the same."""
     import torch

@@ -44,6 +44,29 @@ def test_the_end_with_threads_in_calls(name: str, turn: int) -> None:
         assert [job[rank].end() for rank in range(2)] == [0, 0]
 
 
+#: An interpreter within the process imports unisono and ends.
+INNER = """
+import _xxsubinterpreters as interpreters
+from unisono.torch import distributed as dist
+dist.init_process_group()
+inner = interpreters.create()
+interpreters.run_string(inner, "import unisono._native")
+interpreters.destroy(inner)
+x = np.ones(2)
+thread = threading.Thread(target=dist.all_reduce, args=(x,), daemon=True)
+thread.start()
+thread.join(10)
+say(values=x.tolist(), alive=thread.is_alive())
+"""
+
+
+@pytest.mark.skipif(find_spec("_xxsubinterpreters") is None, reason="it has another name here")
+def test_the_end_of_an_interpreter_within_the_process() -> None:
+    """Threads of the process go on."""
+    with Ranks(2, INNER) as job:
+        assert job.read_all() == [{"values": [2.0, 2.0], "alive": False}] * 2
+
+
 @pytest.mark.skipif(find_spec("torch") is None, reason="there is no torch")
 @pytest.mark.parametrize("turn", essential(1, range(5)))
 @pytest.mark.parametrize("name", ["collectives", "works"])

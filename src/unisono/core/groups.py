@@ -397,11 +397,11 @@ def close(*, exiting: bool = False) -> None:
     whole = state.world
     if exiting and whole.engine is not None:
         whole.engine.exit()
-    if state is _process:
-        _process = None
-    else:
+    if state in _of_threads:
         _thread.state = None
         _of_threads.discard(state)
+    else:
+        _process = None
     _tell_native()
     whole.close()
 
