@@ -66,6 +66,24 @@ void set_error(const Failure& failure) {
 
 namespace {
 
+/// What every collective has.
+CallArguments make_arguments(int verb, std::uint64_t count, int dtype, int op, double factor,
+                             int root, bool backward, std::uintptr_t source,
+                             std::uintptr_t target) {
+    CallArguments arguments;
+    arguments.verb = static_cast<Verb>(verb);
+    arguments.dtype = static_cast<DType>(dtype);
+    arguments.dtype_code = static_cast<std::uint8_t>(dtype);
+    arguments.op = static_cast<ReduceOp>(op);
+    arguments.factor = factor;
+    arguments.root = root;
+    arguments.backward = backward;
+    arguments.source = reinterpret_cast<const std::byte*>(source);
+    arguments.target = reinterpret_cast<std::byte*>(target);
+    arguments.count = count;
+    return arguments;
+}
+
 /// Runs or starts a collective; None if it is complete.
 std::optional<CallHandle> run_or_start(Communicator& self, CallArguments arguments, double seconds,
                                        bool blocking) {
@@ -84,18 +102,9 @@ std::optional<CallHandle> collective_uneven(Communicator& self, int verb, std::u
                                             int root, double seconds, bool blocking, bool backward,
                                             std::vector<std::uint64_t> sends,
                                             std::vector<std::uint64_t> receives) {
-    CallArguments arguments;
-    arguments.verb = static_cast<Verb>(verb);
-    arguments.dtype = static_cast<DType>(dtype);
-    arguments.dtype_code = static_cast<std::uint8_t>(dtype);
+    CallArguments arguments =
+        make_arguments(verb, count, dtype, op, factor, root, backward, source, target);
     arguments.item_bytes = item_bytes;
-    arguments.op = static_cast<ReduceOp>(op);
-    arguments.factor = factor;
-    arguments.root = root;
-    arguments.backward = backward;
-    arguments.source = reinterpret_cast<const std::byte*>(source);
-    arguments.target = reinterpret_cast<std::byte*>(target);
-    arguments.count = count;
     arguments.sends = std::move(sends);
     arguments.receives = std::move(receives);
     return run_or_start(self, std::move(arguments), seconds, blocking);
@@ -115,16 +124,8 @@ std::optional<CallHandle> tell(Communicator& self, int verb, std::uint64_t count
                                double factor, int root, bool backward, std::uintptr_t source,
                                std::uintptr_t target, std::uint32_t bytes, double seconds,
                                bool blocking) {
-    CallArguments arguments;
-    arguments.verb = static_cast<Verb>(verb);
-    arguments.dtype_code = static_cast<std::uint8_t>(dtype);
-    arguments.op = static_cast<ReduceOp>(op);
-    arguments.factor = factor;
-    arguments.root = root;
-    arguments.backward = backward;
-    arguments.source = reinterpret_cast<const std::byte*>(source);
-    arguments.target = reinterpret_cast<std::byte*>(target);
-    arguments.count = count;
+    CallArguments arguments =
+        make_arguments(verb, count, dtype, op, factor, root, backward, source, target);
     arguments.told_bytes = bytes;
     return run_or_start(self, std::move(arguments), seconds, blocking);
 }

@@ -29,7 +29,7 @@ from unisono.engines.cuda.signals import BLOCK_BYTES, LEADER
 from unisono.engines.shm.engine import Described, ShmEngine, described
 from unisono.errors import ArgumentError, MismatchError
 
-__all__ = ["Announcement", "Announcer", "Lending", "Telling", "Told"]
+__all__ = ["Announcement", "Announcer", "Exchange", "Lending", "Telling", "Told"]
 
 _COUNTS = struct.Struct("<qq")  # the share, and whether the caller gave counts
 _GREETING = struct.Struct("<32sQQ")  # the GPU, the process, the place of its block of words
