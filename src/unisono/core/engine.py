@@ -278,10 +278,12 @@ class Engine(ABC):
         """Join the world that `launch` describes."""
 
     @classmethod
-    def beside(cls, engine: Engine) -> Engine:
+    def beside(cls, engine: Engine, apart: str | None = None) -> Engine:
         """Make an engine of the same ranks as `engine`, which goes on; see `stands_on`.
 
-        Called by each rank when it first needs it. The new engine is closed before the other.
+        Called by each rank when it first needs it. The new engine is closed before the other. Calls
+        of both are in one order, unless the new one gets one `apart`, by a name; then all ranks
+        call this together.
         """
         raise Unsupported(f"engine {cls.name!r} cannot stand on another one")
 

@@ -110,6 +110,18 @@ class Group:
             self._companions[device] = registry.companion(engine, device)
         return self._companions[device]
 
+    def order_apart(self, device: str) -> None:
+        """Give calls on the memory of a device an order of their own; every rank calls this first.
+
+        Otherwise all calls of a group are in one order. Programs of torch rely on this: each device
+        has a backend of its own there, and another thread may make calls on the CPU meanwhile.
+        """
+        engine = self.engine
+        if engine is not None and device not in engine.devices:
+            self._close_companions()
+            made = registry.companion(engine, device, apart=f"{self.name} on {device}")
+            self._companions[device] = made
+
     def _close_companions(self) -> None:
         self.repeats.clear()
         while self._companions:

@@ -66,15 +66,15 @@ def choose(name: str | None, launch: Launch) -> type[Engine]:
     return engine
 
 
-def companion(engine: Engine, device: str) -> Engine | None:
+def companion(engine: Engine, device: str, apart: str | None = None) -> Engine | None:
     """Make the engine that reaches the memory of `device` for the ranks of another one.
 
-    None if there is no such engine, or none that runs here.
+    None if there is no such engine, or none that runs here. `apart`: see `Engine.beside`.
     """
     for name in names():
         found = load(name)
         if found.stands_on == engine.name and device in found.devices:
-            return found.beside(engine) if found.unavailable() is None else None
+            return found.beside(engine, apart) if found.unavailable() is None else None
     return None
 
 

@@ -191,6 +191,10 @@ def test_engine_shm_has_it_beside_itself(all_worlds):
         assert names == ["shm", "cuda"]
 
 
+def test_an_order_for_each_memory(all_worlds):
+    all_worlds.run("shm", 3, beside_shm.calls_of_two_threads, of_its_own=True)
+
+
 @pytest.mark.thorough
 def test_without_it_arrays_of_cupy_go_through_the_host(all_worlds):
     all_worlds.run("shm", 2, beside_shm.through_the_host, of_its_own=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import threading
+import time
 
 import numpy as np
 
@@ -34,6 +36,34 @@ def chosen_by_itself(group: Group) -> list[str]:
         assert set(on_gpu.tolist()) == {float(2 * group.size)}
         part.close()
     return [group.engine.name, group.engine_for("cuda").name]
+
+
+def calls_of_two_threads(group: Group) -> None:
+    """One thread saves on the CPU while another trains on the GPU: there is no order of both."""
+    cuda_emulator.install()
+    group.order_apart("cuda")
+    rush = random.Random(group.rank)  # no two ranks mix their calls alike
+    on_cpu = [np.full(5, index, np.float32) for index in range(20)]
+    on_gpu = [asarray(np.full(5, index, np.float32)) for index in range(20)]
+
+    def save() -> None:
+        for array in on_cpu:
+            time.sleep(rush.random() * 2e-3)
+            summed(group, array)
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    works = [summed(group, array, blocking=index % 3 == 0) for index, array in enumerate(on_gpu)]
+    thread.join()
+    for work in works:
+        work.wait()
+    for arrays in (on_cpu, on_gpu):
+        sums = [set(array.tolist()) for array in arrays]
+        assert sums == [{float(index * group.size)} for index in range(20)]
+    wrong = outcome(summed, group, asarray(np.ones(4 + group.rank, np.float32)))
+    assert wrong.startswith("MismatchError"), wrong
+    summed(group, on_cpu[1])
+    assert on_cpu[1].tolist() == [float(group.size**2)] * 5
 
 
 def both_faces(group: Group) -> None:

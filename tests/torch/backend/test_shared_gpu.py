@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+from datetime import timedelta
 
 import pytest
 import torch
@@ -52,6 +53,25 @@ def test_all_ranks_count_the_same_gpus(all_worlds):
     cases = [(0, 0, 0), (1, 0, 1), (0, None, 0), (0, 1, 2)]
     counts = all_worlds.run("shm", 3, counted, cases, of_its_own=True)
     assert counts == [[1, 2, 0, 3]] * 3
+
+
+def timeouts(world):
+    """Those of calls on either memory, of a group that torch makes and then changes."""
+    cuda_emulator.install()
+    core = world.split(range(world.size))
+    group = shared_gpu.GroupOnSharedGpu(core, dist.HashStore(), timedelta(seconds=20), None)
+    engines = [core.engine_for(device) for device in ("cpu", "cuda")]
+    before = [engine.timeout for engine in engines]
+    group.set_timeout(timedelta(seconds=7))
+    after = [engine.timeout for engine in engines]
+    group.shutdown()
+    return engines[0].communicator is not engines[1].communicator, before, after
+
+
+@pytest.mark.skipif(cuda_on_cpu.COMPILER is None, reason="no g++ to compile the kernels")
+def test_each_memory_has_an_order_of_its_own_and_the_timeout_of_the_group(all_worlds):
+    outcomes = all_worlds.run("shm", 2, timeouts, of_its_own=True)
+    assert outcomes == [(True, [20, 20], [7, 7])] * 2
 
 
 # ---- what they get -------------------------------------------------------------------------------

@@ -47,9 +47,10 @@ class CudaEngine(Engine):
     devices = frozenset(["cpu", "cuda"])
     finds_call_sites = True  # when ranks disagree
 
-    def __init__(self, host: ShmEngine, *, owns_host: bool) -> None:
+    def __init__(self, host: ShmEngine, *, owns_host: bool, shares_order: bool = True) -> None:
         self._host = host
         self._owns_host = owns_host
+        self._shares_order = shares_order  # with calls on the CPU
         self.rank = host.rank
         self.size = host.size
         self._process = os.getpid()
@@ -69,9 +70,11 @@ class CudaEngine(Engine):
         return cls(ShmEngine.open(launch, timeout), owns_host=True)
 
     @classmethod
-    def beside(cls, engine: Engine) -> CudaEngine:
+    def beside(cls, engine: Engine, apart: str | None = None) -> CudaEngine:
         assert isinstance(engine, ShmEngine)
-        return cls(engine, owns_host=False)
+        if apart is None:
+            return cls(engine, owns_host=False)
+        return cls(engine.split(range(engine.size), apart), owns_host=True, shares_order=False)
 
     # ---- the verbs ----
 
@@ -163,6 +166,7 @@ class CudaEngine(Engine):
         """Run a call in this thread if that may be, else in another one.
 
         Either way the others hear of it before they hear of any call that this rank makes later.
+        If no call on the CPU can come between, it is enough that they hear when the call runs.
         """
         if call.blocking and self._executor.begin():
             try:
@@ -177,7 +181,8 @@ class CudaEngine(Engine):
             run(announcement)
 
         with self._order:
-            announcement.begin()
+            if self._shares_order:
+                announcement.begin()
             work = self._executor.submit(run_apart, blocking=False)
         if call.blocking:
             work.wait()

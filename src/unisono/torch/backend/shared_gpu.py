@@ -1,7 +1,12 @@
-"""CUDA tensors of ranks that share a GPU: engine `cuda`, on the same group. nccl refuses these."""
+"""CUDA tensors of ranks that share a GPU: engine `cuda`, on the same group. nccl refuses these.
+
+As with gloo and nccl in one group, calls on the CPU and on the GPU are in no order: a thread may save
+a checkpoint over the group while another one trains.
+"""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -47,6 +52,18 @@ def _identities(row: np.ndarray[Any, Any]) -> set[bytes]:
 @skip
 class GroupOnSharedGpu(UnisonoGroup):
     """A group that serves CUDA tensors as it serves those of the CPU."""
+
+    def __init__(self, core: Group, store: Any, timeout: timedelta, options: Any) -> None:
+        core.order_apart("cuda")
+        super().__init__(core, store, timeout, options)
+        self.set_timeout(timeout)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set how long calls from now on wait for other ranks, on either memory."""
+        super().set_timeout(timeout)
+        on_gpu = self._core.engine_for("cuda")
+        assert on_gpu is not None
+        on_gpu.timeout = self._engine().timeout
 
     def barrier(self, *given: Any, **named: Any) -> dist.Work:
         """Wait for every rank, and for what each has begun on the GPU, as nccl's does."""
