@@ -120,3 +120,16 @@ def test_a_full_disk() -> None:
         )
     expected = "unisono: cannot write the output: No space left on device\n"
     assert (done.returncode, done.stderr) == (2, expected)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_for_the_output_of_ranks() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*UNISONO, "run", "-n", "2", "-m", "this"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert "unisono: cannot write the output of the ranks: No space left" in done.stderr

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import unisono
 from unisono.core import groups
+from unisono.errors import CommTimeout
 
 NAMES = """
 from unisono.core import groups
@@ -90,3 +92,20 @@ def local_ranks() -> list[list[int]]:
 def test_local_ranks_of_a_group() -> None:
     on_one, on_two = [[0, 1, 2], [0, 2], [2, 0]], [[0, 1, 2], [1], [1]]
     assert unisono.spawn(local_ranks, 3) == [on_one, on_two, on_one]
+
+
+def test_an_error_in_making_a_group_names_its_ranks() -> None:
+    assert unisono.spawn(other_members, 2, engine="shm", timeout=2) == [
+        "",
+        "in making a group of ranks [0, 1]; all of them must ask for it",
+    ]
+
+
+def other_members() -> str:
+    rank = groups.world().rank
+    try:
+        groups.world().split([0] if rank == 0 else [0, 1])
+    except CommTimeout as error:
+        return str(error.__notes__[-1])
+    time.sleep(4)  # rank 1 waits until its deadline
+    return ""

@@ -18,7 +18,7 @@ from unisono.core.arguments import as_ints
 from unisono.core.engine import Engine
 from unisono.core.environment import Launch
 from unisono.core.fast import registration
-from unisono.errors import ArgumentError, NotReady
+from unisono.errors import ArgumentError, NotReady, UnisonoError
 
 __all__ = [
     "WORLD_NAME",
@@ -154,10 +154,17 @@ class Group:
         self._state.splits[world_ranks] = times + 1
         key = f"{self.name}/{','.join(map(str, world_ranks))}#{times}"
         member = self.rank in chosen
+        try:
+            made = engine.split(chosen, key) if member else None
+        except UnisonoError as error:
+            error.add_note(
+                f"in making a group of ranks {list(world_ranks)}; all of them must ask for it"
+            )
+            raise
         child = Group(
             name or key,
             world_ranks,
-            engine.split(chosen, key) if member else None,
+            made,
             chosen.index(self.rank) if member else -1,
             self._state,
         )

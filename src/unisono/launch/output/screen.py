@@ -7,8 +7,10 @@ each rank, below all finished lines, and they are drawn anew when something chan
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import sys
 from collections.abc import Sequence
 from typing import IO, Protocol
 
@@ -83,8 +85,16 @@ class LineWriter:
         try:
             self._target.write(data)
             self._target.flush()
-        except OSError:
+        except OSError as error:
             self._target = None
+            # A reader that has gone has seen enough; a full disk is news.
+            if not isinstance(error, BrokenPipeError):
+                with contextlib.suppress(OSError):
+                    print(
+                        f"unisono: cannot write the output of the ranks: {error.strerror}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
 
 
 class Screen(LineWriter):
