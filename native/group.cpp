@@ -289,14 +289,21 @@ void Group::check_peers() {
     for (int peer = 0; peer < size_; ++peer) {
         // acquire: pairs with shut_out().
         const std::uint32_t turn = members_[peer].turn.value.load(std::memory_order_acquire);
-        if (peer == rank_ || static_cast<std::int32_t>(turn - turn_) >= 0) continue;
+        if (peer == rank_) continue;
+        const std::uint32_t word =
+            members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
+        if (static_cast<std::int32_t>(turn - turn_) >= 0) {
+            // One that has arrived and died is news as well: those who are missing may come much
+            // later. If all have arrived in the meantime, this barrier is passed.
+            if (word == 0 && !arena_->alive(world_rank(peer)) && shut_out())
+                raise_departed(peer, word);
+            continue;
+        }
         if (turn == turn_ - 1)
             check_given_up(true);
         else if (turn != turn_ - 2)  // no rank can have that turn now
             throw damaged(
                 format("the turn of rank %d is %u; it must be %u", peer, turn, turn_ - 2));
-        const std::uint32_t word =
-            members_[peer].gave_up.load(std::memory_order_seq_cst);  // give_up()
         const bool dead = word == 0 && !arena_->alive(world_rank(peer));
         if ((word == 0 && !dead) || reached(peer)) continue;  // it may have arrived and then ended
         if (static_cast<LeaveReason>(word & 0xff) == LeaveReason::closed &&

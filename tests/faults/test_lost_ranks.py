@@ -73,6 +73,31 @@ say(alive=sum(range(10)))
             assert "all_reduce" in error["text"]  # what it did last
 
 
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asynchronous"])
+def test_rank_killed_after_it_has_arrived(blocking: bool) -> None:
+    """Those who wait are told before the last rank comes, which is told when it does."""
+    body = f"""{JOIN}
+if rank == 1:
+    hear()
+say(**fault(lambda: reduce(world, blocking={blocking})))
+say(alive=sum(range(10)))
+say(sum=reduce(world.shrink()))
+"""
+    with Ranks(4, body) as ranks:
+        ranks.read_all()
+        ranks.wait_for_sleep(0, 2, 3)
+        ranks[2].signal(signal.SIGKILL)
+        for rank in (0, 3):
+            assert ranks[rank].read()["ranks"] == [2]
+        ranks[1].tell()
+        late = ranks[1].read()
+        assert (late["kind"], late["ranks"]) == ("PeerLost", [2])
+        for rank in (0, 1, 3):
+            assert ranks[rank].read() == {"alive": 45}
+            assert ranks[rank].read() == {"sum": 6}
+            assert ranks[rank].end() == 0
+
+
 def test_two_ranks_killed_at_once() -> None:
     body = f"""{JOIN}
 if rank in (1, 2):

@@ -1,7 +1,7 @@
 """CUDA tensors of ranks that share a GPU: engine `cuda`, on the same group. nccl refuses these.
 
-As with gloo and nccl in one group, calls on the CPU and on the GPU are in no order: a thread may save
-a checkpoint over the group while another one trains.
+As with gloo and nccl in one group, calls on the CPU and on the GPU are in no order: a thread may
+save a checkpoint over the group while another one trains.
 """
 
 from __future__ import annotations
