@@ -318,25 +318,63 @@ def test_errors_are_those_of_the_general_way(all_worlds: worlds.Worlds) -> None:
     all_worlds.run("shm", 3, errors_both_ways)
 
 
-def mismatch(world: Group) -> tuple[str, str]:
+#: Calls of which ranks disagree, because each has tensors of length `n`.
+MISMATCHES: dict[str, Callable[[int, int, int], Any]] = {
+    "all_reduce": lambda n, rank, size: dist.all_reduce(np.ones(n)),
+    "all_gather": lambda n, rank, size: dist.all_gather(ones(n, size), np.ones(n)),
+    "all_to_all": lambda n, rank, size: dist.all_to_all(ones(n, size), ones(n, size)),
+    "gather": lambda n, rank, size: dist.gather(
+        np.ones(n), ones(n, size) if rank == 0 else None, 0
+    ),
+    "scatter": lambda n, rank, size: dist.scatter(
+        np.ones(n), ones(n, size) if rank == 0 else None, 0
+    ),
+    "reduce_scatter": lambda n, rank, size: dist.reduce_scatter(np.ones(n), ones(n, size)),
+    "all_gather of mint": lambda n, rank, size: mint.all_gather(ones(n, size), np.ones(n)),
+}
+
+
+def ones(length: int, size: int) -> list[Any]:
+    return [np.ones(length) for _ in range(size)]
+
+
+def mismatch(world: Group, name: str) -> tuple[str, str]:
     """The error of ranks that disagree, in native code and in Python."""
     texts = []
-    for general in (False, True):
-        try:
-            if general:
-                with general_way():
-                    dist.all_reduce(np.ones(2 + world.rank))
-            else:
-                dist.all_reduce(np.ones(2 + world.rank))
-        except MismatchError as error:
-            texts.append(f"{error} {error.__notes__}")
+    for way in (nullcontext, general_way):
+        with way(), pytest.raises(MismatchError) as caught:
+            MISMATCHES[name](2 + world.rank, world.rank, world.size)
+        texts.append(f"{caught.value} {caught.value.__notes__}")
     return texts[0], texts[1]
 
 
-def test_a_mismatch_says_the_same(all_worlds: worlds.Worlds) -> None:
-    for fast, general in all_worlds.run("shm", 2, mismatch):
-        assert "in all_reduce (call " in fast
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_a_mismatch_says_the_same(all_worlds: worlds.Worlds, name: str) -> None:
+    verb = name.partition(" ")[0]
+    for fast, general in all_worlds.run("shm", 2, mismatch, name):
+        assert f"in {verb} (call " in fast
+        assert f"{verb} float64 x 2" in fast and f"{verb} float64 x 3" in fast
         assert NUMBERS.sub("", fast) == NUMBERS.sub("", general)
+
+
+def equal_beside_uneven(world: Group) -> list[list[float]]:
+    """Rank 0's counts are all two; ranks 1 and 2 exchange more and less between each other."""
+    counts = [[2, 2, 2], [2, 0, 5], [2, 1, 3]]
+    sends, receives = counts[world.rank], [row[world.rank] for row in counts]
+    found = []
+    for way in (nullcontext, general_way):
+        inputs = [np.full(count, 10.0 * world.rank + to) for to, count in enumerate(sends)]
+        outputs = [np.empty(count) for count in receives]
+        with way():
+            dist.all_to_all(outputs, inputs)
+        found.append(listed(outputs))
+    expected = [10 * source + world.rank for source, n in enumerate(receives) for _ in range(n)]
+    assert found == [expected, expected]
+    return found
+
+
+def test_equal_counts_meet_uneven_ones(all_worlds: worlds.Worlds) -> None:
+    assert len(all_worlds.run("shm", 3, equal_beside_uneven)) == 3
 
 
 def keeps_memory(world: Group) -> None:

@@ -323,6 +323,7 @@ class ShmEngine(Engine):
         # Unpacked, because an attribute after the other would cost more than the native call.
         _, source, destination, dtype, share, op, root, _, _, sends, receives, is_uneven = call[:12]
         timeout, blocking = call[13:15]
+        is_uneven = is_uneven and _counts_differ(verb, share, sends, receives)
         arguments = (
             verb,
             0 if source is None else source.address,
@@ -378,6 +379,17 @@ class ShmEngine(Engine):
             work.held = self._running
             self._running.add(work)
         return work
+
+
+def _counts_differ(verb: int, share: int, sends: Sequence[int], receives: Sequence[int]) -> bool:
+    """Whether the counts that a caller gave are not just equal shares.
+
+    Equal ones are described as a call without counts is, also by `core.fast`: ranks that disagree
+    read the same words whichever way their calls have gone.
+    """
+    ours = () if verb in (_ALL_GATHER, _GATHER) else sends
+    theirs = () if verb in (_SCATTER, _REDUCE_SCATTER) else receives
+    return any(count != share for count in (*ours, *theirs))
 
 
 def _join(launch: Launch, timeout: float) -> _native.SharedJob:
