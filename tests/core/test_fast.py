@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import gc
 import re
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.helpers import worlds
+from tests.helpers import launcher, worlds
+from tests.helpers.processes import wait_until
 from unisono.core import groups
 from unisono.core.fast import registration
 from unisono.core.groups import Group
@@ -377,29 +380,76 @@ def test_equal_counts_meet_uneven_ones(all_worlds: worlds.Worlds) -> None:
     assert len(all_worlds.run("shm", 3, equal_beside_uneven)) == 3
 
 
+#: Calls in the background of which nobody keeps the handle.
+DROPPED: dict[str, Callable[[Any], Any]] = {
+    "in place": lambda x: dist.all_reduce(x, async_op=True),
+    "new": lambda x: comm_func.all_reduce(x, async_op=True)[1],
+    "list": lambda x: dist.all_gather([np.empty(1000) for _ in range(2)], x, async_op=True),
+}
+
+
 def keeps_memory(world: Group) -> None:
-    """A call that nobody waits for keeps its tensor, and lets go of it afterwards."""
-    if world.rank == 0:
-        x = np.ones(1000)
-        alive = weakref.ref(x)
-        dist.all_reduce(x, async_op=True)
-        del x
-        gc.collect()
-        assert alive() is not None
-    else:
-        dist.all_reduce(np.ones(1000))
-    dist.barrier()
-    if world.rank == 0:
-        work = dist.all_reduce(np.ones(1), async_op=True)
-        assert work is not None
-        work.wait()
-        assert alive() is None
-    else:
-        dist.all_reduce(np.ones(1))
+    """A call that nobody waits for keeps its tensor, and its end lets go of it."""
+    for name, call in DROPPED.items():
+        for way in (nullcontext, general_way):
+            x = np.ones(1000)
+            alive = weakref.ref(x)
+            if world.rank == 1:
+                dist.recv(np.empty(1), 0)  # rank 0 has seen that its call goes on
+            with way():
+                call(x)
+            del x
+            if world.rank == 0:
+                gc.collect()
+                assert alive() is not None, name
+                dist.send(np.empty(1), 1)
+            dist.barrier()
+            wait_until(lambda alive=alive: alive() is None)
 
 
 def test_memory_stays_until_the_call_has_ended(all_worlds: worlds.Worlds) -> None:
     all_worlds.run("shm", 2, keeps_memory)
+
+
+def drops_thousands(world: Group) -> float:
+    """The ends of many calls visit Python, where a thread keeps the interpreter busy."""
+    x, idle = np.ones(8), threading.Event()
+
+    def work() -> None:
+        while not idle.is_set():
+            sum(range(1000))
+
+    busy = threading.Thread(target=work)
+    busy.start()
+    for _ in range(2000):
+        dist.all_reduce(np.ones(8), async_op=True)
+    dist.all_reduce(x)
+    idle.set()
+    busy.join()
+    return float(x[0])
+
+
+def test_many_calls_may_be_dropped(all_worlds: worlds.Worlds) -> None:
+    assert all_worlds.run("shm", 2, drops_thousands) == [2.0, 2.0]
+
+
+LEAVES = """
+import numpy as np
+import unisono.torch.distributed as dist
+
+dist.init_process_group()
+for _ in range(200):
+    dist.all_reduce(np.ones(8), async_op=True)
+if dist.get_rank() == 0:
+    dist.all_reduce(np.ones(8), async_op=True)  # which has no answer
+"""
+
+
+def test_the_interpreter_ends_while_calls_are_under_way(tmp_path: Path) -> None:
+    """Their ends find no Python any more."""
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    done = launcher.run("-n", "2", "leaves.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def lets_go_of_cycles(world: Group) -> None:
@@ -407,7 +457,7 @@ def lets_go_of_cycles(world: Group) -> None:
     import torch
 
     alive = []
-    for way in (nullcontext, lambda: general_way()):
+    for way in (nullcontext, general_way):
         for _ in range(2):
             x = torch.ones(1000)
             with way():
@@ -434,7 +484,7 @@ def names_of_separate_worlds(world: Group) -> None:
     groups.separate_world(engine, "part", [1, 0])
     for name, group in (("world", world), ("everybody", world), ("part", part)):
         before = [each.calls for each in (world, part, other)]
-        for way in (nullcontext, lambda: general_way()):
+        for way in (nullcontext, general_way):
             with way():
                 x = np.full(1, world.rank)
                 dist.all_gather_into_tensor(whole := np.zeros(2, int), x, group=name)
@@ -442,7 +492,7 @@ def names_of_separate_worlds(world: Group) -> None:
         made = [each.calls - old for each, old in zip((world, part, other), before, strict=True)]
         assert made == [2 * (group is each) for each in (world, part, other)]
     groups.separate_world(engine, "other", [1, 0])
-    for way in (nullcontext, lambda: general_way()):
+    for way in (nullcontext, general_way):
         with way(), pytest.raises(ArgumentError, match="there is no group 'other'"):
             dist.all_reduce(np.ones(1), group="other")
 
@@ -480,7 +530,7 @@ def no_new_tensor(world: Group) -> None:
 
     comm_func.all_reduce(torch.ones(3))  # native code knows torch
     seen = []
-    for way in (nullcontext, lambda: general_way()):
+    for way in (nullcontext, general_way):
         x = torch.ones(3)
         with way(), FakeTensorMode(), pytest.raises(Unsupported) as caught:
             comm_func.all_reduce(x)

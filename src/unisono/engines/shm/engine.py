@@ -73,7 +73,7 @@ class _Records:
 
 
 class ShmWork(Work):
-    """A call that the native thread runs; keeps the memory alive until it has ended."""
+    """A call that the native thread runs; `buffers` keeps memory that its handle does not."""
 
     #: The unfinished work that the engine holds, with this one.
     held: set[ShmWork] | None = None
@@ -336,21 +336,21 @@ class ShmEngine(Engine):
             1.0 if op is None else op.factor,
             -1 if root is None else root,
             timeout,
-            blocking,
             call.backward,
         )
+        counts = (sends, receives) if is_uneven else ((), ())
         try:
+            if not blocking:
+                used = source, destination
+                return self.work_of(self._native.start(*arguments, used, *counts))
             if is_uneven:
-                counts = list(sends), list(receives)
-                pending = self._native.collective_uneven(*arguments, *counts)
+                self._native.collective_uneven(*arguments, *counts)
             else:
-                pending = self._collective(*arguments)
+                self._collective(*arguments)
         except UnisonoError as error:
             self._tracer.explain(error)
             raise
-        if pending is None:
-            return DONE
-        return self._track(ShmWork(self._tracer, self._native, pending, source, destination))
+        return DONE
 
     def _message(self, sending: bool, call: Call, buffer: Buffer) -> Work:
         dtype = buffer.dtype
@@ -372,7 +372,11 @@ class ShmEngine(Engine):
         return self._track(ShmWork(self._tracer, self._native, pending, buffer))
 
     def _track(self, work: ShmWork) -> ShmWork:
-        """Hold unfinished work: the native thread uses its memory even if the caller drops it."""
+        """Hold unfinished work: native code uses its memory even if the caller drops it.
+
+        That is for messages and what tells of calls on a GPU. The handles of other collectives keep
+        their memory themselves, and their ends let go of it.
+        """
         # Other threads may do the same at this moment, so nothing is read and then written back.
         self._running.difference_update([old for old in list(self._running) if old._poll()])
         if not work._poll():
