@@ -95,31 +95,28 @@ std::optional<CallHandle> run_or_start(Communicator& self, CallArguments argumen
     return std::nullopt;
 }
 
-/// The same for counts that differ by rank.
-std::optional<CallHandle> collective_uneven(Communicator& self, int verb, std::uintptr_t source,
-                                            std::uintptr_t target, std::uint64_t count, int dtype,
-                                            std::uint32_t item_bytes, int op, double factor,
-                                            int root, double seconds, bool blocking, bool backward,
-                                            std::vector<std::uint64_t> sends,
-                                            std::vector<std::uint64_t> receives) {
+/// Runs a collective whose counts differ by rank.
+void collective_uneven(Communicator& self, int verb, std::uintptr_t source, std::uintptr_t target,
+                       std::uint64_t count, int dtype, std::uint32_t item_bytes, int op,
+                       double factor, int root, double seconds, bool backward,
+                       std::vector<std::uint64_t> sends, std::vector<std::uint64_t> receives) {
     CallArguments arguments =
         make_arguments(verb, count, dtype, op, factor, root, backward, source, target);
     arguments.item_bytes = item_bytes;
     arguments.sends = std::move(sends);
     arguments.receives = std::move(receives);
-    return run_or_start(self, std::move(arguments), seconds, blocking);
+    run_or_start(self, std::move(arguments), seconds, true);
 }
 
 /// The same for equal counts.
-std::optional<CallHandle> collective(Communicator& self, int verb, std::uintptr_t source,
-                                     std::uintptr_t target, std::uint64_t count, int dtype,
-                                     std::uint32_t item_bytes, int op, double factor, int root,
-                                     double seconds, bool blocking, bool backward) {
-    return collective_uneven(self, verb, source, target, count, dtype, item_bytes, op, factor, root,
-                             seconds, blocking, backward, {}, {});
+void collective(Communicator& self, int verb, std::uintptr_t source, std::uintptr_t target,
+                std::uint64_t count, int dtype, std::uint32_t item_bytes, int op, double factor,
+                int root, double seconds, bool backward) {
+    collective_uneven(self, verb, source, target, count, dtype, item_bytes, op, factor, root,
+                      seconds, backward, {}, {});
 }
 
-/// The same for a collective on a GPU: ranks compare it and tell each other `bytes`.
+/// Runs or starts a collective on a GPU: ranks compare it and tell each other `bytes`.
 std::optional<CallHandle> tell(Communicator& self, int verb, std::uint64_t count, int dtype, int op,
                                double factor, int root, bool backward, std::uintptr_t source,
                                std::uintptr_t target, std::uint32_t bytes, double seconds,
@@ -133,13 +130,16 @@ std::optional<CallHandle> tell(Communicator& self, int verb, std::uint64_t count
 /// Starts a collective; `used` stays alive until it has ended. The counts are empty if equal.
 CallHandle start(Communicator& self, int verb, std::uintptr_t source, std::uintptr_t target,
                  std::uint64_t count, int dtype, std::uint32_t item_bytes, int op, double factor,
-                 int root, double seconds, nb::object used, std::vector<std::uint64_t> sends,
-                 std::vector<std::uint64_t> receives) {
+                 int root, double seconds, bool backward, nb::object used,
+                 std::vector<std::uint64_t> sends, std::vector<std::uint64_t> receives) {
     KeptUntilDone::sweep();
-    CallHandle handle =
-        *collective_uneven(self, verb, source, target, count, dtype, item_bytes, op, factor, root,
-                           seconds, false, false, std::move(sends), std::move(receives));
-    handle.kept = {std::move(used), handle.completion};
+    CallArguments arguments =
+        make_arguments(verb, count, dtype, op, factor, root, backward, source, target);
+    arguments.item_bytes = item_bytes;
+    arguments.sends = std::move(sends);
+    arguments.receives = std::move(receives);
+    CallHandle handle = *run_or_start(self, std::move(arguments), seconds, false);
+    handle.kept = {std::move(used), handle.completion, false};
     return handle;
 }
 

@@ -38,7 +38,7 @@ PyObject* work_of(std::shared_ptr<Completion> completion, std::shared_ptr<Transf
                   nb::object used, const char* verb, PyObject* group, std::int64_t tag,
                   nb::list tensors) {
     KeptUntilDone::sweep();
-    KeptUntilDone kept(std::move(used), completion);
+    KeptUntilDone kept(std::move(used), completion, transfer != nullptr);
     CallHandle handle{std::move(completion), std::move(transfer), std::move(kept)};
     try {
         return state()
@@ -75,7 +75,7 @@ PyObject* make(FastGroup& group, CallArguments& call, bool blocking, PyObject* r
 
 namespace {
 
-/// What calls that nobody waits for still use. Never freed: it holds Python objects.
+/// What messages that nobody waits for still use. Never freed: it holds Python objects.
 std::vector<KeptUntilDone>& left_behind() {
     static auto* instance = new std::vector<KeptUntilDone>;
     return *instance;

@@ -133,7 +133,7 @@ PyObject* Request::work_of(BackendCall made, const nb::object& type, PyObject* r
     nb::object used = other == nullptr
                           ? made.tensors
                           : nb::object(nb::make_tuple(made.tensors, nb::handle(other)));
-    made.handle.kept = {std::move(used), made.handle.completion};
+    made.handle.kept = {std::move(used), made.handle.completion, made.handle.transfer != nullptr};
     const nb::object native = nb::cast(std::move(made));
     nb::object work = nb::steal(PyObject_CallNoArgs(type.ptr()));
     if (!work.is_valid() || PyObject_SetAttr(work.ptr(), backend().call, native.ptr()) != 0)

@@ -69,31 +69,43 @@ public:
     /// after end(). The caller does not hold the GIL, and may be a thread that Python does not
     /// know.
     static void visit(void* function) noexcept {
-        visitors_.fetch_add(1, std::memory_order_seq_cst);  // pairs with end(): one sees the other
-        if (!ended_.load(std::memory_order_seq_cst)) {
-            const PyGILState_STATE state = PyGILState_Ensure();
+        with_gil([&] {
             auto* callable = static_cast<PyObject*>(function);
-            // A thread of Python that waits here may have been interrupted.
-            PyObject *type, *value, *traceback;
-            PyErr_Fetch(&type, &value, &traceback);
             PyObject* result = PyObject_CallNoArgs(callable);
             if (result == nullptr) PyErr_WriteUnraisable(callable);
             Py_XDECREF(result);
             Py_DECREF(callable);
+        });
+    }
+
+    /// Releases a reference to any PyObject*, in the same way.
+    static void release(void* object) noexcept {
+        with_gil([&] { Py_DECREF(static_cast<PyObject*>(object)); });
+    }
+
+private:
+    template <class Body>
+    static void with_gil(Body body) noexcept {
+        visitors_.fetch_add(1, std::memory_order_seq_cst);  // pairs with end(): one sees the other
+        if (!ended_.load(std::memory_order_seq_cst)) {
+            const PyGILState_STATE state = PyGILState_Ensure();
+            // A thread of Python that waits here may have been interrupted.
+            PyObject *type, *value, *traceback;
+            PyErr_Fetch(&type, &value, &traceback);
+            body();
             PyErr_Restore(type, value, traceback);
             PyGILState_Release(state);
         }
         visitors_.fetch_sub(1, std::memory_order_seq_cst);
     }
 
-private:
     /// Returns when no thread is on its way to the GIL: all that are outside know that it is
     /// closed. One that is in the middle of a long copy may take too long; it will find out.
     static void end() {
         using Clock = std::chrono::steady_clock;
         if (PyInterpreterState_Get() != PyInterpreterState_Main()) return;  // the process goes on
         ender_ = pthread_self();
-        ended_.store(true, std::memory_order_seq_cst);  // pairs with visit() and is_closed()
+        ended_.store(true, std::memory_order_seq_cst);  // pairs with with_gil(), is_closed()
         const auto now = Clock::now();
         // Threads whose calls are in the code of others, which do not count, are soon here again.
         const auto earliest = now + std::chrono::milliseconds(has_other_threads() ? 20 : 0);

@@ -54,20 +54,25 @@ auto guarded(Body body) {
     throw nanobind::python_error();
 }
 
-/// What has to stay alive until a call has ended, even if nobody waits for it. Made and destroyed
-/// with the GIL held.
+/// What has to stay alive until a call has ended, even if nobody waits for it: the end of a
+/// collective lets go of it then, and that of a message, which calls nobody, the next call in the
+/// background. Made and destroyed with the GIL held.
 class KeptUntilDone {
 public:
     KeptUntilDone() = default;
-    KeptUntilDone(nanobind::object object, std::shared_ptr<Completion> completion)
-        : object_(std::move(object)), completion_(std::move(completion)) {}
+    KeptUntilDone(nanobind::object object, std::shared_ptr<Completion> completion, bool is_message)
+        : object_(std::move(object)), completion_(std::move(completion)), is_message_(is_message) {}
     KeptUntilDone(KeptUntilDone&&) = default;
     KeptUntilDone& operator=(KeptUntilDone&&) = default;
     ~KeptUntilDone() {
-        if (object_.is_valid() && !completion_->done()) leave(std::move(*this));
+        if (!object_.is_valid() || completion_->done()) return;
+        if (!is_message_ && completion_->on_done(&Interpreter::release, object_.ptr()))
+            object_.release();  // the visit has the reference
+        else if (!completion_->done())
+            leave(std::move(*this));
     }
 
-    /// Lets go of what was left behind and is no longer needed.
+    /// Lets go of what nobody lets go of at its end, and is no longer needed.
     static void sweep();
 
 private:
@@ -75,6 +80,7 @@ private:
 
     nanobind::object object_;
     std::shared_ptr<Completion> completion_;
+    bool is_message_ = false;
 };
 
 /// A call in progress, for Python to wait for.

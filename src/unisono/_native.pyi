@@ -59,10 +59,9 @@ class Communicator:
         factor: float,
         root: int,
         seconds: float,
-        blocking: bool,
         backward: bool,
         /,
-    ) -> CallHandle | None: ...
+    ) -> None: ...
     def start(
         self,
         verb: int,
@@ -75,6 +74,7 @@ class Communicator:
         factor: float,
         root: int,
         seconds: float,
+        backward: bool,
         used: object,
         sends: Sequence[int],
         receives: Sequence[int],
@@ -97,12 +97,11 @@ class Communicator:
         factor: float,
         root: int,
         seconds: float,
-        blocking: bool,
         backward: bool,
-        sends: list[int],
-        receives: list[int],
+        sends: Sequence[int],
+        receives: Sequence[int],
         /,
-    ) -> CallHandle | None: ...
+    ) -> None: ...
     def tell(
         self,
         verb: int,

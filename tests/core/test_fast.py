@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import gc
 import re
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.helpers import worlds
+from tests.helpers import launcher, worlds
+from tests.helpers.processes import wait_until
 from unisono.core import groups
 from unisono.core.fast import registration
 from unisono.core.groups import Group
@@ -318,50 +321,135 @@ def test_errors_are_those_of_the_general_way(all_worlds: worlds.Worlds) -> None:
     all_worlds.run("shm", 3, errors_both_ways)
 
 
-def mismatch(world: Group) -> tuple[str, str]:
+#: Calls of which ranks disagree, because each has tensors of length `n`.
+MISMATCHES: dict[str, Callable[[int, int, int], Any]] = {
+    "all_reduce": lambda n, rank, size: dist.all_reduce(np.ones(n)),
+    "all_gather": lambda n, rank, size: dist.all_gather(ones(n, size), np.ones(n)),
+    "all_to_all": lambda n, rank, size: dist.all_to_all(ones(n, size), ones(n, size)),
+    "gather": lambda n, rank, size: dist.gather(
+        np.ones(n), ones(n, size) if rank == 0 else None, 0
+    ),
+    "scatter": lambda n, rank, size: dist.scatter(
+        np.ones(n), ones(n, size) if rank == 0 else None, 0
+    ),
+    "reduce_scatter": lambda n, rank, size: dist.reduce_scatter(np.ones(n), ones(n, size)),
+    "all_gather of mint": lambda n, rank, size: mint.all_gather(ones(n, size), np.ones(n)),
+}
+
+
+def ones(length: int, size: int) -> list[Any]:
+    return [np.ones(length) for _ in range(size)]
+
+
+def mismatch(world: Group, name: str) -> tuple[str, str]:
     """The error of ranks that disagree, in native code and in Python."""
     texts = []
-    for general in (False, True):
-        try:
-            if general:
-                with general_way():
-                    dist.all_reduce(np.ones(2 + world.rank))
-            else:
-                dist.all_reduce(np.ones(2 + world.rank))
-        except MismatchError as error:
-            texts.append(f"{error} {error.__notes__}")
+    for way in (nullcontext, general_way):
+        with way(), pytest.raises(MismatchError) as caught:
+            MISMATCHES[name](2 + world.rank, world.rank, world.size)
+        texts.append(f"{caught.value} {caught.value.__notes__}")
     return texts[0], texts[1]
 
 
-def test_a_mismatch_says_the_same(all_worlds: worlds.Worlds) -> None:
-    for fast, general in all_worlds.run("shm", 2, mismatch):
-        assert "in all_reduce (call " in fast
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_a_mismatch_says_the_same(all_worlds: worlds.Worlds, name: str) -> None:
+    verb = name.partition(" ")[0]
+    for fast, general in all_worlds.run("shm", 2, mismatch, name):
+        assert f"in {verb} (call " in fast
+        assert f"{verb} float64 x 2" in fast and f"{verb} float64 x 3" in fast
         assert NUMBERS.sub("", fast) == NUMBERS.sub("", general)
 
 
+def equal_beside_uneven(world: Group) -> list[list[float]]:
+    """Rank 0's counts are all two; ranks 1 and 2 exchange more and less between each other."""
+    counts = [[2, 2, 2], [2, 0, 5], [2, 1, 3]]
+    sends, receives = counts[world.rank], [row[world.rank] for row in counts]
+    found = []
+    for way in (nullcontext, general_way):
+        inputs = [np.full(count, 10.0 * world.rank + to) for to, count in enumerate(sends)]
+        outputs = [np.empty(count) for count in receives]
+        with way():
+            dist.all_to_all(outputs, inputs)
+        found.append(listed(outputs))
+    expected = [10 * source + world.rank for source, n in enumerate(receives) for _ in range(n)]
+    assert found == [expected, expected]
+    return found
+
+
+def test_equal_counts_meet_uneven_ones(all_worlds: worlds.Worlds) -> None:
+    assert len(all_worlds.run("shm", 3, equal_beside_uneven)) == 3
+
+
+#: Calls in the background of which nobody keeps the handle.
+DROPPED: dict[str, Callable[[Any], Any]] = {
+    "in place": lambda x: dist.all_reduce(x, async_op=True),
+    "new": lambda x: comm_func.all_reduce(x, async_op=True)[1],
+    "list": lambda x: dist.all_gather([np.empty(1000) for _ in range(2)], x, async_op=True),
+}
+
+
 def keeps_memory(world: Group) -> None:
-    """A call that nobody waits for keeps its tensor, and lets go of it afterwards."""
-    if world.rank == 0:
-        x = np.ones(1000)
-        alive = weakref.ref(x)
-        dist.all_reduce(x, async_op=True)
-        del x
-        gc.collect()
-        assert alive() is not None
-    else:
-        dist.all_reduce(np.ones(1000))
-    dist.barrier()
-    if world.rank == 0:
-        work = dist.all_reduce(np.ones(1), async_op=True)
-        assert work is not None
-        work.wait()
-        assert alive() is None
-    else:
-        dist.all_reduce(np.ones(1))
+    """A call that nobody waits for keeps its tensor, and its end lets go of it."""
+    for name, call in DROPPED.items():
+        for way in (nullcontext, general_way):
+            x = np.ones(1000)
+            alive = weakref.ref(x)
+            if world.rank == 1:
+                dist.recv(np.empty(1), 0)  # rank 0 has seen that its call goes on
+            with way():
+                call(x)
+            del x
+            if world.rank == 0:
+                gc.collect()
+                assert alive() is not None, name
+                dist.send(np.empty(1), 1)
+            dist.barrier()
+            wait_until(lambda alive=alive: alive() is None)
 
 
 def test_memory_stays_until_the_call_has_ended(all_worlds: worlds.Worlds) -> None:
     all_worlds.run("shm", 2, keeps_memory)
+
+
+def drops_thousands(world: Group) -> float:
+    """The ends of many calls visit Python, where a thread keeps the interpreter busy."""
+    x, idle = np.ones(8), threading.Event()
+
+    def work() -> None:
+        while not idle.is_set():
+            sum(range(1000))
+
+    busy = threading.Thread(target=work)
+    busy.start()
+    for _ in range(2000):
+        dist.all_reduce(np.ones(8), async_op=True)
+    dist.all_reduce(x)
+    idle.set()
+    busy.join()
+    return float(x[0])
+
+
+def test_many_calls_may_be_dropped(all_worlds: worlds.Worlds) -> None:
+    assert all_worlds.run("shm", 2, drops_thousands) == [2.0, 2.0]
+
+
+LEAVES = """
+import numpy as np
+import unisono.torch.distributed as dist
+
+dist.init_process_group()
+for _ in range(200):
+    dist.all_reduce(np.ones(8), async_op=True)
+if dist.get_rank() == 0:
+    dist.all_reduce(np.ones(8), async_op=True)  # which has no answer
+"""
+
+
+def test_the_interpreter_ends_while_calls_are_under_way(tmp_path: Path) -> None:
+    """Their ends find no Python any more."""
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    done = launcher.run("-n", "2", "leaves.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def lets_go_of_cycles(world: Group) -> None:
@@ -369,7 +457,7 @@ def lets_go_of_cycles(world: Group) -> None:
     import torch
 
     alive = []
-    for way in (nullcontext, lambda: general_way()):
+    for way in (nullcontext, general_way):
         for _ in range(2):
             x = torch.ones(1000)
             with way():
@@ -396,7 +484,7 @@ def names_of_separate_worlds(world: Group) -> None:
     groups.separate_world(engine, "part", [1, 0])
     for name, group in (("world", world), ("everybody", world), ("part", part)):
         before = [each.calls for each in (world, part, other)]
-        for way in (nullcontext, lambda: general_way()):
+        for way in (nullcontext, general_way):
             with way():
                 x = np.full(1, world.rank)
                 dist.all_gather_into_tensor(whole := np.zeros(2, int), x, group=name)
@@ -404,7 +492,7 @@ def names_of_separate_worlds(world: Group) -> None:
         made = [each.calls - old for each, old in zip((world, part, other), before, strict=True)]
         assert made == [2 * (group is each) for each in (world, part, other)]
     groups.separate_world(engine, "other", [1, 0])
-    for way in (nullcontext, lambda: general_way()):
+    for way in (nullcontext, general_way):
         with way(), pytest.raises(ArgumentError, match="there is no group 'other'"):
             dist.all_reduce(np.ones(1), group="other")
 
@@ -442,7 +530,7 @@ def no_new_tensor(world: Group) -> None:
 
     comm_func.all_reduce(torch.ones(3))  # native code knows torch
     seen = []
-    for way in (nullcontext, lambda: general_way()):
+    for way in (nullcontext, general_way):
         x = torch.ones(3)
         with way(), FakeTensorMode(), pytest.raises(Unsupported) as caught:
             comm_func.all_reduce(x)

@@ -73,7 +73,7 @@ class _Records:
 
 
 class ShmWork(Work):
-    """A call that the native thread runs; keeps the memory alive until it has ended."""
+    """A call that the native thread runs; `buffers` keeps memory that its handle does not."""
 
     #: The unfinished work that the engine holds, with this one.
     held: set[ShmWork] | None = None
@@ -323,6 +323,7 @@ class ShmEngine(Engine):
         # Unpacked, because an attribute after the other would cost more than the native call.
         _, source, destination, dtype, share, op, root, _, _, sends, receives, is_uneven = call[:12]
         timeout, blocking = call[13:15]
+        is_uneven = is_uneven and _counts_differ(verb, share, sends, receives)
         arguments = (
             verb,
             0 if source is None else source.address,
@@ -335,21 +336,21 @@ class ShmEngine(Engine):
             1.0 if op is None else op.factor,
             -1 if root is None else root,
             timeout,
-            blocking,
             call.backward,
         )
+        counts = (sends, receives) if is_uneven else ((), ())
         try:
+            if not blocking:
+                used = source, destination
+                return self.work_of(self._native.start(*arguments, used, *counts))
             if is_uneven:
-                counts = list(sends), list(receives)
-                pending = self._native.collective_uneven(*arguments, *counts)
+                self._native.collective_uneven(*arguments, *counts)
             else:
-                pending = self._collective(*arguments)
+                self._collective(*arguments)
         except UnisonoError as error:
             self._tracer.explain(error)
             raise
-        if pending is None:
-            return DONE
-        return self._track(ShmWork(self._tracer, self._native, pending, source, destination))
+        return DONE
 
     def _message(self, sending: bool, call: Call, buffer: Buffer) -> Work:
         dtype = buffer.dtype
@@ -371,13 +372,28 @@ class ShmEngine(Engine):
         return self._track(ShmWork(self._tracer, self._native, pending, buffer))
 
     def _track(self, work: ShmWork) -> ShmWork:
-        """Hold unfinished work: the native thread uses its memory even if the caller drops it."""
+        """Hold unfinished work: native code uses its memory even if the caller drops it.
+
+        That is for messages and what tells of calls on a GPU. The handles of other collectives keep
+        their memory themselves, and their ends let go of it.
+        """
         # Other threads may do the same at this moment, so nothing is read and then written back.
         self._running.difference_update([old for old in list(self._running) if old._poll()])
         if not work._poll():
             work.held = self._running
             self._running.add(work)
         return work
+
+
+def _counts_differ(verb: int, share: int, sends: Sequence[int], receives: Sequence[int]) -> bool:
+    """Whether the counts that a caller gave are not just equal shares.
+
+    Equal ones are described as a call without counts is, also by `core.fast`: ranks that disagree
+    read the same words whichever way their calls have gone.
+    """
+    ours = () if verb in (_ALL_GATHER, _GATHER) else sends
+    theirs = () if verb in (_SCATTER, _REDUCE_SCATTER) else receives
+    return any(count != share for count in (*ours, *theirs))
 
 
 def _join(launch: Launch, timeout: float) -> _native.SharedJob:
