@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 import re
-import threading
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.helpers import launcher, worlds
-from tests.helpers.processes import wait_until
+from tests.helpers import worlds
+from tests.helpers.ways import general_way
 from unisono.core import groups
-from unisono.core.fast import registration
 from unisono.core.groups import Group
 from unisono.errors import ArgumentError, MismatchError, Unsupported
 from unisono.mindspore.communication import comm_func
@@ -31,16 +26,6 @@ KINDS = ["numpy", pytest.param("torch", marks=without_torch)]
 #: What differs from call to call in an error: its number, its line, the name of the trace file.
 NUMBERS = re.compile(r"call \d+|:\d+|-[0-9a-f]{16}")
 DTYPES = ["float32", "float64", "int64", "uint8", "bool", "float16", "bfloat16", "complex64"]
-
-
-@contextmanager
-def general_way() -> Iterator[None]:
-    """Leave all calls to Python."""
-    registration.set_world(None, {})
-    try:
-        yield
-    finally:
-        groups._tell_native()
 
 
 def tensors(kind: str, dtype: str) -> Callable[..., Any]:
@@ -378,100 +363,6 @@ def equal_beside_uneven(world: Group) -> list[list[float]]:
 
 def test_equal_counts_meet_uneven_ones(all_worlds: worlds.Worlds) -> None:
     assert len(all_worlds.run("shm", 3, equal_beside_uneven)) == 3
-
-
-#: Calls in the background of which nobody keeps the handle.
-DROPPED: dict[str, Callable[[Any], Any]] = {
-    "in place": lambda x: dist.all_reduce(x, async_op=True),
-    "new": lambda x: comm_func.all_reduce(x, async_op=True)[1],
-    "list": lambda x: dist.all_gather([np.empty(1000) for _ in range(2)], x, async_op=True),
-}
-
-
-def keeps_memory(world: Group) -> None:
-    """A call that nobody waits for keeps its tensor, and its end lets go of it."""
-    for name, call in DROPPED.items():
-        for way in (nullcontext, general_way):
-            x = np.ones(1000)
-            alive = weakref.ref(x)
-            if world.rank == 1:
-                dist.recv(np.empty(1), 0)  # rank 0 has seen that its call goes on
-            with way():
-                call(x)
-            del x
-            if world.rank == 0:
-                gc.collect()
-                assert alive() is not None, name
-                dist.send(np.empty(1), 1)
-            dist.barrier()
-            wait_until(lambda alive=alive: alive() is None)
-
-
-def test_memory_stays_until_the_call_has_ended(all_worlds: worlds.Worlds) -> None:
-    all_worlds.run("shm", 2, keeps_memory)
-
-
-def drops_thousands(world: Group) -> float:
-    """The ends of many calls visit Python, where a thread keeps the interpreter busy."""
-    x, idle = np.ones(8), threading.Event()
-
-    def work() -> None:
-        while not idle.is_set():
-            sum(range(1000))
-
-    busy = threading.Thread(target=work)
-    busy.start()
-    for _ in range(2000):
-        dist.all_reduce(np.ones(8), async_op=True)
-    dist.all_reduce(x)
-    idle.set()
-    busy.join()
-    return float(x[0])
-
-
-def test_many_calls_may_be_dropped(all_worlds: worlds.Worlds) -> None:
-    assert all_worlds.run("shm", 2, drops_thousands) == [2.0, 2.0]
-
-
-LEAVES = """
-import numpy as np
-import unisono.torch.distributed as dist
-
-dist.init_process_group()
-for _ in range(200):
-    dist.all_reduce(np.ones(8), async_op=True)
-if dist.get_rank() == 0:
-    dist.all_reduce(np.ones(8), async_op=True)  # which has no answer
-"""
-
-
-def test_the_interpreter_ends_while_calls_are_under_way(tmp_path: Path) -> None:
-    """Their ends find no Python any more."""
-    (tmp_path / "leaves.py").write_text(LEAVES)
-    done = launcher.run("-n", "2", "leaves.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
-def lets_go_of_cycles(world: Group) -> None:
-    """A tensor that has its own handle as an attribute is collected, whichever way it went."""
-    import torch
-
-    alive = []
-    for way in (nullcontext, general_way):
-        for _ in range(2):
-            x = torch.ones(1000)
-            with way():
-                x.work = dist.all_reduce(x, async_op=True)  # type: ignore[attr-defined]
-            x.work.wait()  # type: ignore[attr-defined]
-            alive.append(weakref.ref(x))
-            del x
-    gc.collect()
-    assert [each() for each in alive] == [None] * 4
-
-
-@without_torch
-def test_a_tensor_may_have_its_handle(all_worlds: worlds.Worlds) -> None:
-    all_worlds.run("shm", 2, lets_go_of_cycles)
 
 
 def names_of_separate_worlds(world: Group) -> None:
