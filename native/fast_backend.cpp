@@ -221,8 +221,8 @@ PyObject* recv(PyObject*, Arguments given, Py_ssize_t number) {
 
 /// (self, timeout): waits for a call; runs a collective here if no thread does. What went wrong is
 /// left to Python, except Ctrl-C.
-PyObject* wait(PyObject*, Arguments given, Py_ssize_t) {
-    if (given[1] != Py_None && !is_unset(given[1])) return not_ordinary();
+PyObject* wait(PyObject*, Arguments given, Py_ssize_t number) {
+    if (number == 2 && !is_unset(given[1])) return not_ordinary();
     const nb::object native = attribute(given[0], backend().call);
     if (!native.is_valid() || Py_TYPE(native.ptr()) != backend().call_type ||
         !nb::inst_ready(native))

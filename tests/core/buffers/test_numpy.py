@@ -135,6 +135,12 @@ def test_numpy_dtypes_that_cannot_be_moved(dtype, text):
     assert text in str(caught.value)
 
 
+@pytest.mark.parametrize("array", [np.ma.zeros(3), np.ma.masked_equal([1.0, 2.0], 2.0)])
+def test_masked_arrays_are_refused(array):
+    with pytest.raises(ArgumentTypeError, match=r"mask .*; pass array\.filled\(value\)"):
+        view(array)
+
+
 def test_buffer_keeps_its_memory_alive():
     buffer = view(np.full(1000, 7, np.int64))
     packed = view(np.full(2000, 7, np.int64)[::2])

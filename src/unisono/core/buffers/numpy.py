@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from unisono.core import dtypes
 from unisono.core.buffers.buffer import Buffer, overlaps_itself
 from unisono.core.buffers.kinds import describe, unknown_dtype
-from unisono.errors import Unsupported
+from unisono.errors import ArgumentTypeError, Unsupported
 
-__all__ = ["view_array_like", "view_dlpack", "view_memory", "view_numpy"]
+__all__ = ["refuse_masked", "view_array_like", "view_dlpack", "view_memory", "view_numpy"]
 
 _address_of = ctypes.addressof
 _first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
@@ -43,6 +43,14 @@ def view_numpy(array: np.ndarray[Any, Any]) -> Buffer:
     else:
         address = array.ctypes.data
     return Buffer(address, array.size, dtype, array, writable)
+
+
+def refuse_masked(array: np.ma.MaskedArray[Any, Any]) -> NoReturn:
+    """Refuse an array of which not all elements count: nobody else would know which."""
+    raise ArgumentTypeError(
+        "the other ranks would not know the mask of a masked array; pass array.filled(value), or "
+        "array.data and numpy.ma.getmaskarray(array) in two calls"
+    )
 
 
 def view_array_like(tensor: Any) -> Buffer:

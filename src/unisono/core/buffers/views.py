@@ -11,7 +11,13 @@ from unisono.core.buffers.buffer import Buffer
 from unisono.core.buffers.cupy import view_cupy
 from unisono.core.buffers.kinds import kind_of
 from unisono.core.buffers.mindspore import view_mindspore
-from unisono.core.buffers.numpy import view_array_like, view_dlpack, view_memory, view_numpy
+from unisono.core.buffers.numpy import (
+    refuse_masked,
+    view_array_like,
+    view_dlpack,
+    view_memory,
+    view_numpy,
+)
 from unisono.core.buffers.torch import view_torch
 from unisono.core.fast import registration
 
@@ -47,4 +53,6 @@ def _find_viewer(tensor: Any) -> _Viewer:
     kind = kind_of(tensor)
     if kind == "torch":
         registration.learn_torch()
+    if kind == "numpy" and isinstance(tensor, np.ma.MaskedArray):
+        return refuse_masked
     return _BY_KIND[kind]
