@@ -76,6 +76,30 @@ def test_files_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixt
     assert f"unisono: cannot write {page}: No such file or directory" in capsys.readouterr().err
 
 
+def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path: Path) -> None:
+    long = BEFORE + 100 * "# a comment\n"
+    for name, text in (("a.py", BEFORE), ("b.py", long), ("c.py", BEFORE)):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "a.py").rename(tmp_path / "real.txt")
+    (tmp_path / "a.py").symlink_to(tmp_path / "real.txt")
+    command = [sys.executable, "-m", "unisono", "port", "--to", "mindspore", "--write", "."]
+    done = subprocess.run(  # no file may have more than 1 KiB
+        ["bash", "-c", 'ulimit -f 1; exec "$@"', "bash", *command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith(
+        f"unisono: cannot write {tmp_path}/b.py: File too large; changed before it: a.py; "
+        "no file after it\n"
+    )
+    assert (tmp_path / "real.txt").read_text() == AFTER and (tmp_path / "a.py").is_symlink()
+    assert (tmp_path / "b.py").read_text() == long
+    assert (tmp_path / "c.py").read_text() == BEFORE
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.py", "b.py", "c.py", "real.txt"]
+
+
 def test_without_libcst(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

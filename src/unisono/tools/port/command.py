@@ -10,12 +10,12 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from unisono.core.registry import install_command
-from unisono.errors import Unsupported
+from unisono.errors import ArgumentError, Unsupported
 from unisono.port.plan import Action
 from unisono.port.port import PortedFile, port_file
 from unisono.port.program import TOO_DEEP, SourceTree, Unreadable, read_program
@@ -24,7 +24,7 @@ from unisono.tools.formatting import plain, plural
 from unisono.tools.port.page import page
 from unisono.tools.program_options import add_program_options
 from unisono.tools.progress import ProgressBar
-from unisono.tools.writing import write_file
+from unisono.tools.writing import replace_file, write_file
 
 __all__ = ["configure", "main"]
 
@@ -69,8 +69,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.report is not None:  # first: nobody sees the decisions once files are written
         write_file(arguments.report, page(target, ported, program.unreadable))
     if arguments.write:
-        for file in changed:
-            _write(file, program)
+        _write(changed, program)
     for item in program.unreadable:
         print(f"unisono: {item.path}:{item.line}: skipped: {item.reason}", file=sys.stderr)
     files = f"{plural(len(changed), 'file')} {'changed' if arguments.write else 'to change'}"
@@ -109,9 +108,17 @@ def _print_diff(file: PortedFile) -> None:
         print(f"{_COLOURS[line[0]]}{text}{_END}" if coloured and line[:1] in _COLOURS else text)
 
 
-def _write(file: PortedFile, program: SourceTree) -> None:
-    marked = any(each.path == file.path and each.has_mark for each in program.files)
-    write_file(file.path, (codecs.BOM_UTF8 if marked else b"") + file.after.encode())
+def _write(files: Sequence[PortedFile], program: SourceTree) -> None:
+    marked = {each.path for each in program.files if each.has_mark}
+    for done, file in enumerate(files):
+        mark = codecs.BOM_UTF8 if file.path in marked else b""
+        try:
+            replace_file(file.path, mark + file.after.encode())
+        except ArgumentError as error:
+            before = ", ".join(str(each.path) for each in files[:done]) or "none"
+            raise ArgumentError(
+                f"{error}; changed before it: {before}; no file after it"
+            ) from error
 
 
 def _as_data(program: SourceTree, ported: list[PortedFile]) -> dict[str, Any]:
