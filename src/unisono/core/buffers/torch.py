@@ -58,8 +58,8 @@ def _address_of(tensor: Any) -> int:
         raise Unsupported(IN_TRANSFORM) from error
     # A storage that was freed is at address 0, and its tensors are at their offsets.
     if (
-        tensor.numel()
-        and address < _LONGEST_STORAGE
+        address < _LONGEST_STORAGE
+        and tensor.numel()
         and address == tensor.storage_offset() * tensor.itemsize
     ):
         raise Unsupported(
