@@ -20,7 +20,7 @@ from tests.helpers.cases import Case, Running
 from unisono.core import buffers, dispatch, dtypes, groups
 from unisono.core.dtypes import ReduceOp
 from unisono.core.groups import Group
-from unisono.errors import LaunchError, PeerLost
+from unisono.errors import CommTimeout, LaunchError, PeerLost
 
 __all__ = ["Soaked", "soak"]
 
@@ -53,7 +53,7 @@ def soak(seed: int, calls: int) -> Soaked:
     soaked = Soaked()
     try:
         group = groups.init("shm", timeout=DEADLINE)
-    except LaunchError:
+    except (LaunchError, CommTimeout):  # the latter if rank 0 was lost before we came
         soaked.unstarted += 1
         return soaked
     while group.size >= FEWEST:
