@@ -2,7 +2,7 @@
 
 Streams are threads, so they are as asynchronous as real ones, and hesitate at random before each
 step: what is not ordered goes wrong sooner or later. Memory is in files without names that other
-processes map, and memory that was freed is unmapped: whoever uses it later crashes. Kernels are
+processes map, and memory that was freed is unmapped: a later use of it crashes. Kernels are
 those of the engine, compiled for the CPU.
 """
 
