@@ -13,7 +13,7 @@ from typing import Any
 import unisono
 from unisono.launch.process import ReservedPort
 
-__all__ = ["run_as_msrun", "run_by_unisono", "run_job"]
+__all__ = ["MINDSPORE_ALONE", "run_as_msrun", "run_by_unisono", "run_job"]
 
 DEADLINE = 120
 
@@ -23,8 +23,20 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "GLOG_v": "3", "PYTHONPATH": str(Path(unisono.__file__).parents[1])}
 
 
-def run_as_msrun(script: Path, *arguments: str) -> None:
+#: How often a job of MindSpore alone is tried: once in a long while it ends while it starts.
+MINDSPORE_ALONE = 2
+
+
+def run_as_msrun(script: Path, *arguments: str, tries: int = 1) -> None:
     """Two workers and the scheduler, as msrun starts them; the script makes the world."""
+    for left in reversed(range(tries)):
+        codes, errors = _run_once(script, arguments)
+        if codes == [0, 0]:
+            return
+        assert left, (codes, errors)
+
+
+def _run_once(script: Path, arguments: Sequence[str]) -> tuple[list[int], list[str]]:
     held = ReservedPort()
     common = {
         **_environment(),
@@ -47,18 +59,18 @@ def run_as_msrun(script: Path, *arguments: str) -> None:
     ]
     try:
         errors = [worker.communicate(timeout=DEADLINE)[1] for worker in workers]
-        assert [worker.returncode for worker in workers] == [0, 0], errors
+        return [worker.returncode for worker in workers], errors
     finally:
         for process in (scheduler, *workers):
             process.kill()  # the scheduler stays for a minute if nobody ends it
             process.wait()
 
 
-def run_job(program: str, answers: Path) -> list[dict[str, Any]]:
+def run_job(program: str, answers: Path, tries: int = 1) -> list[dict[str, Any]]:
     """What the two workers write as JSON to the path they are given, with their rank behind it."""
     script = answers.with_suffix(".py")
     script.write_text(program)
-    run_as_msrun(script, str(answers))
+    run_as_msrun(script, str(answers), tries=tries)
     return [json.loads(answers.with_name(f"{answers.name}{rank}").read_text()) for rank in range(2)]
 
 

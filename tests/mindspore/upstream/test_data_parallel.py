@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from tests.helpers.mindspore_jobs import run_as_msrun, run_by_unisono
+from tests.helpers.mindspore_jobs import MINDSPORE_ALONE, run_as_msrun, run_by_unisono
 from tests.helpers.thorough import essential
 
 mindspore = pytest.importorskip("mindspore")
@@ -102,7 +102,7 @@ def test_weights_are_those_of_mindspore(tmp_path: Path, cases: Sequence[Case]) -
     unchanged, prefixed = tmp_path / "unchanged.py", tmp_path / "prefixed.py"
     unchanged.write_text(PROGRAM.format(prefix=""))
     prefixed.write_text(PROGRAM.format(prefix="unisono."))
-    run_as_msrun(unchanged, *arguments(tmp_path / "real", cases))
+    run_as_msrun(unchanged, *arguments(tmp_path / "real", cases), tries=MINDSPORE_ALONE)
     for way, script, options in (
         ("patched", unchanged, ["--patch", "mindspore"]),
         ("prefixed", prefixed, []),

@@ -24,7 +24,7 @@ from tests.helpers.mindspore_cases import (  # noqa: E402
     place_of,
     with_delays,
 )
-from tests.helpers.mindspore_jobs import run_job  # noqa: E402
+from tests.helpers.mindspore_jobs import MINDSPORE_ALONE, run_job  # noqa: E402
 from tests.helpers.thorough import essential, essential_rows  # noqa: E402
 from unisono.core.groups import Group  # noqa: E402
 from unisono.mindspore import ops  # noqa: E402
@@ -398,7 +398,7 @@ with open(sys.argv[1] + str(rank), "w") as file:
 
 @pytest.mark.thorough
 def test_the_same_gradients_as_mindspore(tmp_path: Path) -> None:
-    real = run_job(PROGRAM.format(prefix=""), tmp_path / "real")
+    real = run_job(PROGRAM.format(prefix=""), tmp_path / "real", MINDSPORE_ALONE)
     ours = run_job(PROGRAM.format(prefix="unisono."), tmp_path / "ours")
     for theirs, own in zip(real, ours, strict=True):
         assert not any(value.startswith("no") for value in own.values()), own

@@ -17,7 +17,7 @@ from mindspore.mint import distributed as real_mint  # noqa: E402
 from mindspore.ops import communication as real_communication  # noqa: E402
 
 import unisono  # noqa: E402
-from tests.helpers.mindspore_jobs import run_job  # noqa: E402
+from tests.helpers.mindspore_jobs import MINDSPORE_ALONE, run_job  # noqa: E402
 from unisono.mindspore import ops  # noqa: E402
 from unisono.mindspore.communication import get_rank  # noqa: E402
 from unisono.mindspore.mint import distributed as mint  # noqa: E402
@@ -172,7 +172,7 @@ with open(sys.argv[1] + str(rank), "w") as file:
 
 @pytest.mark.thorough
 def test_the_same_program_gives_the_same_bits(tmp_path: Path) -> None:
-    real = run_job(PROGRAM.format(prefix=""), tmp_path / "real")
+    real = run_job(PROGRAM.format(prefix=""), tmp_path / "real", MINDSPORE_ALONE)
     ours = run_job(PROGRAM.format(prefix="unisono."), tmp_path / "ours")
     assert len(real[0]) == 11
     assert ours == real

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import mindspore_programs
-from tests.helpers.mindspore_jobs import run_as_msrun, run_by_unisono
+from tests.helpers.mindspore_jobs import MINDSPORE_ALONE, run_as_msrun, run_by_unisono
 from tests.helpers.mindspore_programs import reference, task
 
 pytest.importorskip("mindspore")
@@ -165,7 +165,7 @@ def test_bits_of_mindspore(tmp_path: Path, name: str, variant: str) -> None:
     """Where MindSpore has the collectives on a CPU: AllReduce and AllGather."""
     script = copy_programs(tmp_path / "unchanged", False) / "in_turn.py"
     runs = [(variant, PYNATIVE), (variant, GRAPH)]
-    run_as_msrun(script, name, *arguments(tmp_path / "real", runs))
+    run_as_msrun(script, name, *arguments(tmp_path / "real", runs), tries=MINDSPORE_ALONE)
     done = run_by_unisono(PATCH, script, name, *arguments(tmp_path / "ours", runs))
     assert done.returncode == 0, done.stderr
     for _, mode in runs:
